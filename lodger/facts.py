@@ -1,0 +1,649 @@
+"""What can be read of a host. A fact is a read-only shell snippet and a pure parser; many are read in one round trip."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
+
+from lodger.command import Command, quote
+from lodger.errors import LodgerError
+
+T = TypeVar("T")
+
+_MARK = "@@lodger-fact"
+
+
+class Unreadable(LodgerError):
+    """A fact could not be read, or says something its parser does not understand."""
+
+
+@dataclass(frozen=True)
+class Fact(Generic[T]):
+    """One thing to know of a host.
+
+    ``snippet`` is POSIX sh that changes nothing, run as root; ``parse`` turns what it prints into a value and raises
+    ValueError on what it does not understand. Two facts with the same name are the same fact.
+    """
+
+    name: str
+    snippet: str = field(compare=False)
+    parse: Callable[[str], T] = field(compare=False)
+
+
+class Facts:
+    """Values of facts as they were at one moment. Reading one that failed raises Unreadable, and only then."""
+
+    def __init__(self, sections: Mapping[str, tuple[int, str]], host: str = "") -> None:
+        self.sections = dict(sections)
+        self.host = host
+        self._parsed: dict[str, Any] = {}
+
+    def __getitem__(self, fact: Fact[T]) -> T:
+        if fact.name not in self._parsed:
+            if fact.name not in self.sections:
+                raise Unreadable(f"{fact.name} was not read", host=self.host)
+            code, text = self.sections[fact.name]
+            if code != 0:
+                lines = text.strip().splitlines()
+                raise Unreadable(
+                    f"{fact.name} could not be read", cause=lines[-1] if lines else f"exit code {code}", host=self.host
+                )
+            try:
+                self._parsed[fact.name] = fact.parse(text)
+            except (ValueError, KeyError, IndexError, TypeError) as error:
+                raise Unreadable(
+                    f"{fact.name} reads strangely", cause=f"{error}: {text.strip()[:200]!r}", host=self.host
+                ) from error
+        value: T = self._parsed[fact.name]
+        return value
+
+    def __contains__(self, fact: Fact[Any]) -> bool:
+        return fact.name in self.sections
+
+    def dump(self) -> str:
+        """Return the raw readings as JSON, for the ledger and the journal."""
+        return json.dumps(self.sections)
+
+    @staticmethod
+    def load(text: str, host: str = "") -> Facts:
+        """Return the facts that :meth:`dump` wrote; raise ValueError on anything else."""
+        data = json.loads(text)
+        return Facts({name: (int(code), str(said)) for name, (code, said) in data.items()}, host)
+
+
+def script(facts: Iterable[Fact[Any]]) -> str:
+    """Return one sh script that reads all ``facts``, each once, however often it is asked for."""
+    parts = [
+        f"printf '{_MARK} %s\\n' {quote([fact.name])}\n(\n{fact.snippet}\n) 2>&1 </dev/null\nprintf '\\n{_MARK}-end %d\\n' $?"
+        for fact in dict.fromkeys(facts)
+    ]
+    return "\n".join(parts)
+
+
+def command(facts: Iterable[Fact[Any]], timeout: float = 90.0) -> Command:
+    """Return the command that reads ``facts`` in one round trip."""
+    return Command(script(facts), why="read the facts", timeout=timeout, output_limit=32 * 1024 * 1024)
+
+
+def parse(text: str, host: str = "") -> Facts:
+    """Return the facts in the output of :func:`script`; a section that is cut off is left out."""
+    sections: dict[str, tuple[int, str]] = {}
+    pattern = re.compile(rf"^{_MARK} (?P<name>[^\n]*)\n(?P<body>.*?)\n?^{_MARK}-end (?P<code>\d+)$", re.MULTILINE | re.DOTALL)
+    for match in pattern.finditer(text):
+        sections[match["name"]] = (int(match["code"]), match["body"])
+    return Facts(sections, host)
+
+
+# ---------------------------------------------------------------- the machine
+
+
+@dataclass(frozen=True)
+class Machine:
+    """The machine itself: ids in hex, uptime in seconds, clock in seconds since 1970."""
+
+    machine_id: str
+    boot_id: str
+    hostname: str
+    kernel: str
+    uptime: float
+    clock: float
+    systemd: int
+
+
+def _machine(text: str) -> Machine:
+    machine_id, boot_id, hostname, kernel, uptime, clock, systemd = text.split("\n")[:7]
+    return Machine(machine_id, boot_id, hostname, kernel, float(uptime.split()[0]), float(clock), int(systemd.split()[1]))
+
+
+MACHINE = Fact(
+    "machine",
+    "cat /etc/machine-id; cat /proc/sys/kernel/random/boot_id; uname -n; uname -r; cat /proc/uptime; date +%s; systemctl --version | head -n 1",
+    _machine,
+)
+
+
+@dataclass(frozen=True)
+class Docker:
+    """The container engine: versions ("" when missing), whether GPUs can be given to containers, and its data folder."""
+
+    client: bool
+    server: str
+    compose: str
+    gpu_hook: bool
+    root: str
+
+
+def _docker(text: str) -> Docker:
+    values = dict(line.split("=", 1) for line in text.splitlines() if "=" in line)
+    return Docker(
+        values["client"] == "yes",
+        values["server"],
+        values["compose"],
+        values["hook"] == "yes",
+        values["root"] or "/var/lib/docker",
+    )
+
+
+DOCKER = Fact(
+    "docker",
+    """command -v docker >/dev/null && echo client=yes || echo client=no
+docker info --format 'server={{.ServerVersion}}
+root={{.DockerRootDir}}' 2>/dev/null || printf 'server=\\nroot=\\n'
+echo "compose=$(docker compose version --short 2>/dev/null)"
+hook=no
+pid=$(pidof -s dockerd) && path=$(tr '\\0' '\\n' < /proc/$pid/environ | sed -n 's/^PATH=//p')
+for name in nvidia-container-runtime-hook nvidia-container-toolkit; do
+    PATH=${path:-$PATH} command -v $name >/dev/null && hook=yes
+done
+echo hook=$hook""",
+    _docker,
+)
+
+
+@dataclass(frozen=True)
+class Container:
+    """A container, running or not. ``started`` is Docker's timestamp, ``address`` its own address on its network."""
+
+    id: str
+    name: str
+    image: str
+    status: str
+    restart_policy: str
+    restart_count: int
+    started: str
+    pid: int
+    labels: Mapping[str, str]
+    address: str
+    host_network: bool
+
+    @property
+    def running(self) -> bool:
+        """Whether its process runs."""
+        return self.status == "running"
+
+
+def _containers(text: str) -> dict[str, Container]:
+    found: dict[str, Container] = {}
+    for line in text.splitlines():
+        if not line.startswith("["):
+            continue
+        ident, name, image, status, policy, count, started, pid, labels, networks, mode = json.loads(line)
+        address = next((net["IPAddress"] for net in (networks or {}).values() if net.get("IPAddress")), "")
+        host_network = mode == "host"
+        found[name.lstrip("/")] = Container(
+            ident,
+            name.lstrip("/"),
+            image,
+            status,
+            policy,
+            int(count),
+            started,
+            int(pid),
+            labels or {},
+            "127.0.0.1" if host_network else address,
+            host_network,
+        )
+    return found
+
+
+_INSPECT = (
+    "[{{json .Id}},{{json .Name}},{{json .Config.Image}},{{json .State.Status}},{{json .HostConfig.RestartPolicy.Name}},"
+    "{{json .RestartCount}},{{json .State.StartedAt}},{{json .State.Pid}},{{json .Config.Labels}},{{json .NetworkSettings.Networks}},"
+    "{{json .HostConfig.NetworkMode}}]"
+)
+# A container may vanish between the two commands; what is left is still the truth of the moment.
+CONTAINERS = Fact(
+    "containers",
+    f'command -v docker >/dev/null || exit 0\nids=$(docker ps -aq --no-trunc) || exit 1\n[ -z "$ids" ] || docker inspect --format {quote([_INSPECT])} $ids 2>/dev/null || true',
+    _containers,
+)
+
+
+@dataclass(frozen=True)
+class Unit:
+    """A systemd unit as ``systemctl show`` has it. ``restarts`` counts systemd's own restarts since it was started."""
+
+    id: str
+    active: str
+    sub: str
+    file_state: str
+    fragment: str
+    result: str
+    main_pid: int
+    restarts: int
+    started: str
+    timer_driven: bool
+    type: str
+
+
+def _units(text: str) -> dict[str, Unit]:
+    units: dict[str, Unit] = {}
+    for block in re.split(r"\n\s*\n", text.strip()):
+        values = dict(line.split("=", 1) for line in block.splitlines() if "=" in line)
+        if "Id" not in values:
+            continue
+        units[values["Id"]] = Unit(
+            values["Id"],
+            values.get("ActiveState", ""),
+            values.get("SubState", ""),
+            values.get("UnitFileState", ""),
+            values.get("FragmentPath", ""),
+            values.get("Result", ""),
+            int(values.get("MainPID") or 0),
+            int(values.get("NRestarts") or 0),
+            values.get("ActiveEnterTimestampMonotonic", ""),
+            ".timer" in values.get("TriggeredBy", ""),
+            values.get("Type", ""),
+        )
+    return units
+
+
+_SHOW = "systemctl show --no-pager -p Id,ActiveState,SubState,UnitFileState,FragmentPath,Result,MainPID,NRestarts,ActiveEnterTimestampMonotonic,TriggeredBy,Type"
+UNITS = Fact(
+    "units",
+    # Unloaded unit files of ours count too: an enabled unit that is not active is not in the list of loaded units.
+    f"{_SHOW} '*.service' '*.socket' '*.mount' '*.timer'\n"
+    "echo\n"
+    f'names=$(cd /etc/systemd/system && ls -d lodger-*.service 2>/dev/null)\n[ -z "$names" ] || {_SHOW} $names',
+    _units,
+)
+
+
+def unit_fact(name: str) -> Fact[Unit | None]:
+    """Return the fact of one unit, loaded or not; None when no such unit is known."""
+
+    def parse_one(text: str) -> Unit | None:
+        unit = next(iter(_units(text).values()), None)
+        return None if unit is None or (not unit.fragment and unit.active == "inactive") else unit
+
+    return Fact(f"unit {name}", f"{_SHOW} -- {quote([name])}", parse_one)
+
+
+@dataclass(frozen=True)
+class Program:
+    """A supervisord program: ``name`` as supervisorctl prints it (``group:name`` in a group), its state and pid (0: none)."""
+
+    name: str
+    state: str
+    pid: int
+
+
+def _programs(text: str) -> dict[str, Program]:
+    programs: dict[str, Program] = {}
+    for line in text.splitlines():
+        match = re.match(r"^(\S+)\s+(RUNNING|STOPPED|STARTING|BACKOFF|STOPPING|EXITED|FATAL|UNKNOWN)\b(?:\s+pid (\d+))?", line)
+        if match:
+            programs[match[1]] = Program(match[1], match[2], int(match[3] or 0))
+    return programs
+
+
+# supervisorctl status exits 3 when a program is not running, which is no failure to read.
+PROGRAMS = Fact(
+    "programs", "command -v supervisorctl >/dev/null || exit 0\nsupervisorctl status || [ $? = 3 ] || true", _programs
+)
+
+
+@dataclass(frozen=True)
+class Port:
+    """A listening socket: protocol (tcp, udp), local address, port and the first process that owns it ("" if unknown)."""
+
+    protocol: str
+    address: str
+    port: int
+    process: str
+    pid: int
+
+
+def _ports(text: str) -> tuple[Port, ...]:
+    ports = []
+    for line in text.splitlines():
+        fields = line.split()
+        if len(fields) < 5:
+            continue
+        address, _, port = fields[4].rpartition(":")
+        owner = re.search(r'\("([^"]*)",pid=(\d+)', line)
+        ports.append(Port(fields[0], address, int(port), owner[1] if owner else "", int(owner[2]) if owner else 0))
+    return tuple(ports)
+
+
+PORTS = Fact("ports", "ss -Hltunp", _ports)
+
+
+def _mounts(text: str) -> dict[str, str]:
+    mounts: dict[str, str] = {}
+    for line in text.splitlines():
+        left, _, right = line.partition(" - ")
+        fields = left.split()
+        if len(fields) >= 6 and right:
+            kind, source = right.split()[:2]
+            read_only = "ro" in fields[5].split(",") or "ro" in right.split()[-1].split(",")
+            mounts[fields[4].encode().decode("unicode_escape")] = f"{kind} {source}{' ro' if read_only else ''}"
+    return mounts
+
+
+MOUNTS = Fact("mounts", "cat /proc/self/mountinfo", _mounts)
+
+
+@dataclass(frozen=True)
+class Disk:
+    """Room on the file system that holds a folder (bytes), and whether it can be written at all."""
+
+    free: int
+    writable: bool
+
+
+def disk_fact(folder: str) -> Fact[Disk]:
+    """Return the fact of the file system below ``folder``, or below its nearest existing parent."""
+
+    def parse_disk(text: str) -> Disk:
+        free, writable = text.split()
+        return Disk(int(free) * 1024, writable == "yes")
+
+    snippet = f"""dir={quote([folder])}
+while [ ! -d "$dir" ]; do dir=$(dirname "$dir"); done
+df -Pk "$dir" | awk 'NR == 2 {{print $4}}'
+[ -w "$dir" ] && echo yes || echo no"""
+    return Fact(f"disk {folder}", snippet, parse_disk)
+
+
+# ---------------------------------------------------------------- GPUs
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """One GPU: index, name, memory in all and in use (MiB)."""
+
+    index: int
+    name: str
+    memory: int
+    used: int
+
+
+@dataclass(frozen=True)
+class Driver:
+    """The NVIDIA driver: version loaded in the kernel, version that nvidia-smi reports, and what it complains of, if it does."""
+
+    loaded: str
+    reported: str
+    complaint: str
+    gpus: tuple[Gpu, ...]
+
+
+def _driver(text: str) -> Driver:
+    loaded = re.search(r"^loaded=(?:.*?\s)?(\d+\.\d+(?:\.\d+)?)\b", text, re.MULTILINE)
+    code = re.search(r"^code=(\d+)$", text, re.MULTILINE)
+    said = [line for line in text.splitlines() if not line.startswith(("loaded=", "code="))]
+    if code is None or code[1] != "0":
+        return Driver(loaded[1] if loaded else "", "", " ".join(said).strip() or "nvidia-smi failed", ())
+    gpus = []
+    version = ""
+    for line in said:
+        fields = [part.strip() for part in line.split(",")]
+        if len(fields) == 5:
+            gpus.append(Gpu(int(fields[0]), fields[1], int(fields[2]), int(fields[3])))
+            version = fields[4]
+    return Driver(loaded[1] if loaded else "", version, "", tuple(gpus))
+
+
+DRIVER = Fact(
+    "driver",
+    """echo "loaded=$(grep -s '^NVRM version' /proc/driver/nvidia/version)"
+nvidia-smi --query-gpu=index,name,memory.total,memory.used,driver_version --format=csv,noheader,nounits
+echo code=$?""",
+    _driver,
+)
+
+
+@dataclass(frozen=True)
+class Holder:
+    """A process with a GPU open. ``gpus`` are device numbers; ``cgroup`` and ``parents`` (pids) lead to its owner."""
+
+    pid: int
+    user: str
+    command: str
+    gpus: tuple[int, ...]
+    cgroup: str
+    parents: tuple[int, ...]
+
+    @property
+    def container(self) -> str:
+        """The id of the container it runs in, "" for none."""
+        match = re.search(r"docker[-/]([0-9a-f]{64})", self.cgroup)
+        return match[1] if match else ""
+
+    @property
+    def unit(self) -> str:
+        """The system unit it belongs to, "" when its cgroup names none."""
+        match = re.search(r"/([^/]+\.service)(?:/|$)", self.cgroup)
+        return match[1] if match else ""
+
+
+def _holders(text: str) -> tuple[Holder, ...]:
+    holders = []
+    for block in text.split("@pid ")[1:]:
+        lines = block.split("\n")
+        pid, user, parents = int(lines[0].split()[0]), lines[1], tuple(int(word) for word in lines[2].split())
+        gpus = tuple(sorted({int(word) for word in lines[3].split()}))
+        cgroup = lines[4]
+        holders.append(Holder(pid, user, "\n".join(lines[5:]).strip(), gpus, cgroup, parents))
+    return tuple(holders)
+
+
+# Links of /proc/*/fd, not fuser: a process in a container may have a device node of its own, which fuser does not match.
+HOLDERS = Fact(
+    "holders",
+    r"""find /proc/[0-9]*/fd -lname '/dev/nvidia*' -printf '%h %l\n' 2>/dev/null | sort -u | awk -F/ '{print $3}' | uniq | while read -r pid; do
+    [ -r /proc/$pid/status ] || continue
+    printf '@pid %s\n' $pid
+    stat -c %U /proc/$pid 2>/dev/null || echo '?'
+    up=$pid chain=
+    while up=$(awk '/^PPid:/ {print $2}' /proc/$up/status 2>/dev/null) && [ "${up:-0}" -gt 1 ]; do chain="$chain $up"; done
+    echo "$chain"
+    find /proc/$pid/fd -lname '/dev/nvidia[0-9]*' -printf '%l\n' 2>/dev/null | sed 's/[^0-9 ].*nvidia\([0-9]*\).*/\1/; s/[^0-9]//g' | sort -un | tr '\n' ' '
+    echo
+    { cut -d: -f3- /proc/$pid/cgroup 2>/dev/null || true; } | tr '\n' ' '
+    echo
+    tr '\0\n' '  ' < /proc/$pid/cmdline 2>/dev/null || true
+    echo
+done""",
+    _holders,
+)
+
+
+# ---------------------------------------------------------------- what is ours
+
+
+@dataclass(frozen=True)
+class HostFile:
+    """A file of ours as it stands on the host."""
+
+    content: str
+    mode: int
+    owner: str
+
+
+def decode_files(text: str) -> dict[str, HostFile]:
+    """Parse lines of ``mode owner base64(path) base64(content)``; raises ValueError on any other line."""
+    files: dict[str, HostFile] = {}
+    for line in text.splitlines():
+        fields = line.split(" ")
+        if len(fields) == 3:
+            fields.append("")
+        mode, owner, path, content = fields
+        try:
+            raw = base64.b64decode(content, validate=True).decode("utf-8", "replace")
+            files[base64.b64decode(path, validate=True).decode()] = HostFile(raw, int(mode, 8), owner)
+        except binascii.Error as error:
+            raise ValueError(f"not base64: {line[:80]}") from error
+    return files
+
+
+def files_snippet(selection: str) -> str:
+    """Return sh that prints the files chosen by the ``find`` arguments ``selection``, one line each, for :func:`decode_files`."""
+    return (
+        f"find {selection} -type f -print 2>/dev/null | sort | while IFS= read -r path; do\n"
+        '    printf \'%s %s %s\\n\' "$(stat -c \'%a %U\' "$path")" "$(printf %s "$path" | base64 -w0)" "$(base64 -w0 < "$path")"\n'
+        "done"
+    )
+
+
+@dataclass(frozen=True)
+class Deployed:
+    """Lodger's own files on the host.
+
+    ``current`` is the release the host is recorded to run ("" for none), ``history`` the releases in the order they
+    were deployed (the last is the current one), ``stored`` all that are kept, ``links`` service -> release whose files
+    it runs, ``files`` absolute path -> file for the current release, its units and the records below /var/lib/lodger.
+    """
+
+    current: str
+    history: tuple[str, ...]
+    stored: tuple[str, ...]
+    links: Mapping[str, str]
+    files: Mapping[str, HostFile]
+
+    def manifest(self, release: str) -> dict[str, Any]:
+        """Return the manifest of a stored release; raise KeyError when it has none, ValueError when it is not JSON."""
+        data: dict[str, Any] = json.loads(self.files[f"/opt/lodger/releases/{release}/manifest.json"].content)
+        return data
+
+    def record(self, name: str) -> str | None:
+        """Return the content of the file ``name`` below /var/lib/lodger, None when there is none."""
+        found = self.files.get(f"/var/lib/lodger/{name}")
+        return found.content if found is not None else None
+
+
+def _deployed(text: str) -> Deployed:
+    head, _, rest = text.partition("@files\n")
+    values: dict[str, list[str]] = {}
+    for line in head.splitlines():
+        key, _, value = line.partition("=")
+        values.setdefault(key, []).append(value)
+    links = dict(item.split(" ", 1) for item in values.get("link", []))
+    return Deployed(
+        values.get("current", [""])[0].rpartition("/")[2],
+        tuple(value for value in values.get("history", []) if value),
+        tuple(value for value in values.get("stored", []) if value),
+        {name: target.split("/")[-2] for name, target in links.items()},
+        decode_files(rest),
+    )
+
+
+DEPLOYED = Fact(
+    "deployed",
+    """echo "current=$(readlink /opt/lodger/current)"
+sed 's/^/history=/' /opt/lodger/history 2>/dev/null
+ls /opt/lodger/releases 2>/dev/null | grep -x '[0-9a-f]*' | sed 's/^/stored=/'
+for link in /opt/lodger/services/*; do [ -L "$link" ] && echo "link=$(basename "$link") $(readlink "$link")"; done
+echo @files
+"""
+    + files_snippet(
+        "/opt/lodger/releases /etc/lodger /etc/systemd/system /var/lib/lodger -maxdepth 3 "
+        r"\( -path '/etc/systemd/system/*' ! -path '/etc/systemd/system/lodger-*' -o -path '/var/lib/lodger/journal' -o -path '/var/lib/lodger/unfinished.json' "
+        r"-o -path '/var/lib/lodger/lock' \) -prune -o"
+    ),
+    _deployed,
+)
+
+LEDGER = Fact("ledger", "cat /var/lib/lodger/unfinished.json 2>/dev/null || true", lambda text: text.strip())
+
+
+def images_fact(references: Sequence[str]) -> Fact[dict[str, bool]]:
+    """Return the fact which of ``references`` (``repository@sha256:...``) the host has."""
+    wanted = tuple(sorted(set(references)))
+    lines = [
+        f"docker image inspect {quote([ref])} >/dev/null 2>&1 && echo yes {quote([ref])} || echo no {quote([ref])}"
+        for ref in wanted
+    ]
+
+    def parse_images(text: str) -> dict[str, bool]:
+        answers = dict(reversed(line.split(" ", 1)) for line in text.splitlines() if line)
+        return {ref: answers[ref] == "yes" for ref in wanted}
+
+    return Fact(f"images {' '.join(wanted)}", "\n".join(lines) or "true", parse_images)
+
+
+@dataclass(frozen=True)
+class Folder:
+    """A model's folder: whether it has a config.json, and the bytes of its files as their sizes say."""
+
+    config: bool
+    size: int
+
+
+def folder_fact(path: str) -> Fact[Folder]:
+    """Return the fact of one model folder."""
+    name = quote([path])
+
+    def parse_folder(text: str) -> Folder:
+        config, size = text.split()
+        return Folder(config == "yes", int(size))
+
+    return Fact(
+        f"folder {path}",
+        f"[ -f {name}/config.json ] && echo yes || echo no\nfind {name} -type f -printf '%s\\n' 2>/dev/null | awk '{{n += $1}} END {{printf \"%d\\n\", n}}'",
+        parse_folder,
+    )
+
+
+@dataclass(frozen=True)
+class Serving:
+    """How one service of ours stands: its container, what /health answered at its own address (0: no answer), last log lines."""
+
+    container: str
+    config: str
+    health: int
+    log: str
+
+
+def serving_fact(container: str, unit: str, port: int, host: str) -> Fact[Serving]:
+    """Return the readiness of the service in ``container``: found by our label, asked at its own address.
+
+    /health generates a token and answers 200 only when the engine can serve (recordings: an open port, /v1/models or a
+    log line prove nothing); it takes at least a second, and 20 s when the scheduler hangs.
+    """
+    form = (
+        '{{.Id}}|{{index .Config.Labels "io.lodger.host"}}|{{index .Config.Labels "io.lodger.config"}}|{{.State.Running}}'
+        "|{{.HostConfig.NetworkMode}}|{{range .NetworkSettings.Networks}}{{.IPAddress}}{{end}}"
+    )
+    snippet = f"""IFS='|'; set -- $(docker inspect --format {quote([form])} -- {quote([container])} 2>/dev/null); unset IFS
+[ "$2" = {quote([host])} ] || set --
+code=0
+if [ "$4" = true ]; then
+    address=$6; [ "$5" = host ] && address=127.0.0.1
+    code=$(curl -s -o /dev/null -w '%{{http_code}}' --noproxy '*' --max-time 25 "http://$address:{port}/health") || code=0
+fi
+printf 'container=%s\nconfig=%s\nhealth=%s\n@log\n' "$1" "$3" "$code"
+[ "$code" = 200 ] || journalctl -u {quote([unit])} -n 80 -o cat --no-pager 2>/dev/null || true"""
+
+    def parse_serving(text: str) -> Serving:
+        head, _, log = text.partition("@log\n")
+        values = dict(line.split("=", 1) for line in head.splitlines() if "=" in line)
+        return Serving(values["container"], values["config"], int(values["health"]), log.strip())
+
+    return Fact(f"serving {container}", snippet, parse_serving)
