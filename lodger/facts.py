@@ -310,7 +310,7 @@ PROGRAMS = Fact(
 
 @dataclass(frozen=True)
 class Port:
-    """A listening socket: protocol (tcp, udp), local address, port and the first process that owns it ("" if unknown)."""
+    """A listening socket: protocol (tcp, udp), local address, port, and the first process that owns it ("" and 0: unknown)."""
 
     protocol: str
     address: str
@@ -332,6 +332,77 @@ def _ports(text: str) -> tuple[Port, ...]:
 
 
 PORTS = Fact("ports", "ss -Hltunp", _ports)
+
+
+@dataclass(frozen=True)
+class Process:
+    """A process that listens or has a GPU open. ``cgroup`` and ``parents`` (pids) lead to its owner.
+
+    ``devices`` are the ``/dev/nvidia*`` files it has open, ``gpus`` the numbers among them.
+    """
+
+    pid: int
+    user: str
+    command: str
+    cgroup: str
+    parents: tuple[int, ...]
+    devices: tuple[str, ...]
+
+    @property
+    def gpus(self) -> tuple[int, ...]:
+        """Numbers of the GPUs it has open."""
+        return tuple(sorted({int(match[1]) for device in self.devices if (match := re.match(r"/dev/nvidia(\d+)", device))}))
+
+    @property
+    def container(self) -> str:
+        """The id of the container it runs in, "" for none."""
+        match = re.search(r"docker[-/]([0-9a-f]{64})", self.cgroup)
+        return match[1] if match else ""
+
+    @property
+    def unit(self) -> str:
+        """The system unit it belongs to, "" when its cgroup names none."""
+        match = re.search(r"/([^/ ]+\.service)(?:[/ ]|$)", self.cgroup)
+        return match[1] if match else ""
+
+
+def _processes(text: str) -> dict[int, Process]:
+    processes: dict[int, Process] = {}
+    for block in text.split("@pid ")[1:]:
+        pid, user, parents, cgroup, devices, *command = block.split("\n")
+        processes[int(pid)] = Process(
+            int(pid),
+            user,
+            "\n".join(command).strip(),
+            cgroup,
+            tuple(int(word) for word in parents.split()),
+            tuple(sorted(set(devices.split()))),
+        )
+    return processes
+
+
+# GPU holders are found by the links of /proc/*/fd, not by fuser: a process in a container may have a device node of its
+# own, which fuser does not match.
+PROCESSES = Fact(
+    "processes",
+    r"""open=$(find /proc/[0-9]*/fd -lname '/dev/nvidia*' -printf '%p %l\n' 2>/dev/null | sed 's|^/proc/\([0-9]*\)/fd/[0-9]*|\1|')
+{
+    printf '%s\n' "$open" | cut -d' ' -f1
+    ss -Hltunp | grep -o 'pid=[0-9]*' | cut -d= -f2
+} | sort -un | while read -r pid; do
+    [ -r "/proc/$pid/status" ] || continue
+    user=$(stat -c %U "/proc/$pid" 2>/dev/null) || continue
+    chain= up=$pid
+    while up=$(awk '/^PPid:/ {print $2}' "/proc/$up/status" 2>/dev/null) && [ "${up:-0}" -gt 1 ]; do chain="$chain $up"; done
+    printf '@pid %s\n%s\n%s\n' "$pid" "$user" "$chain"
+    printf '%s\n' "$(cut -d: -f3- "/proc/$pid/cgroup" 2>/dev/null | tr '\n' ' ')"
+    printf '%s\n' "$open" | awk -v pid="$pid" '$1 == pid {printf "%s ", $2}'
+    echo
+    tr '\0\n' '  ' < "/proc/$pid/cmdline" 2>/dev/null
+    echo
+done""",
+    _processes,
+)
 
 
 def _mounts(text: str) -> dict[str, str]:
@@ -386,7 +457,7 @@ class Gpu:
 
 @dataclass(frozen=True)
 class Driver:
-    """The NVIDIA driver: version loaded in the kernel, version that nvidia-smi reports, and what it complains of, if it does."""
+    """The NVIDIA driver: version loaded in the kernel, version that nvidia-smi reports, and its complaint if any."""
 
     loaded: str
     reported: str
@@ -419,62 +490,6 @@ echo code=$?""",
 )
 
 
-@dataclass(frozen=True)
-class Holder:
-    """A process with a GPU open. ``gpus`` are device numbers; ``cgroup`` and ``parents`` (pids) lead to its owner."""
-
-    pid: int
-    user: str
-    command: str
-    gpus: tuple[int, ...]
-    cgroup: str
-    parents: tuple[int, ...]
-
-    @property
-    def container(self) -> str:
-        """The id of the container it runs in, "" for none."""
-        match = re.search(r"docker[-/]([0-9a-f]{64})", self.cgroup)
-        return match[1] if match else ""
-
-    @property
-    def unit(self) -> str:
-        """The system unit it belongs to, "" when its cgroup names none."""
-        match = re.search(r"/([^/]+\.service)(?:/|$)", self.cgroup)
-        return match[1] if match else ""
-
-
-def _holders(text: str) -> tuple[Holder, ...]:
-    holders = []
-    for block in text.split("@pid ")[1:]:
-        lines = block.split("\n")
-        pid, user, parents = int(lines[0].split()[0]), lines[1], tuple(int(word) for word in lines[2].split())
-        gpus = tuple(sorted({int(word) for word in lines[3].split()}))
-        cgroup = lines[4]
-        holders.append(Holder(pid, user, "\n".join(lines[5:]).strip(), gpus, cgroup, parents))
-    return tuple(holders)
-
-
-# Links of /proc/*/fd, not fuser: a process in a container may have a device node of its own, which fuser does not match.
-HOLDERS = Fact(
-    "holders",
-    r"""find /proc/[0-9]*/fd -lname '/dev/nvidia*' -printf '%h %l\n' 2>/dev/null | sort -u | awk -F/ '{print $3}' | uniq | while read -r pid; do
-    [ -r /proc/$pid/status ] || continue
-    printf '@pid %s\n' $pid
-    stat -c %U /proc/$pid 2>/dev/null || echo '?'
-    up=$pid chain=
-    while up=$(awk '/^PPid:/ {print $2}' /proc/$up/status 2>/dev/null) && [ "${up:-0}" -gt 1 ]; do chain="$chain $up"; done
-    echo "$chain"
-    find /proc/$pid/fd -lname '/dev/nvidia[0-9]*' -printf '%l\n' 2>/dev/null | sed 's/[^0-9 ].*nvidia\([0-9]*\).*/\1/; s/[^0-9]//g' | sort -un | tr '\n' ' '
-    echo
-    { cut -d: -f3- /proc/$pid/cgroup 2>/dev/null || true; } | tr '\n' ' '
-    echo
-    tr '\0\n' '  ' < /proc/$pid/cmdline 2>/dev/null || true
-    echo
-done""",
-    _holders,
-)
-
-
 # ---------------------------------------------------------------- what is ours
 
 
@@ -504,7 +519,7 @@ def decode_files(text: str) -> dict[str, HostFile]:
 
 
 def files_snippet(selection: str) -> str:
-    """Return sh that prints the files chosen by the ``find`` arguments ``selection``, one line each, for :func:`decode_files`."""
+    """Return sh that prints the files that the ``find`` arguments ``selection`` choose, for :func:`decode_files`."""
     return (
         f"find {selection} -type f -print 2>/dev/null | sort | while IFS= read -r path; do\n"
         '    printf \'%s %s %s\\n\' "$(stat -c \'%a %U\' "$path")" "$(printf %s "$path" | base64 -w0)" "$(base64 -w0 < "$path")"\n'
@@ -582,8 +597,8 @@ def images_fact(references: Sequence[str]) -> Fact[dict[str, bool]]:
     ]
 
     def parse_images(text: str) -> dict[str, bool]:
-        answers = dict(reversed(line.split(" ", 1)) for line in text.splitlines() if line)
-        return {ref: answers[ref] == "yes" for ref in wanted}
+        have = {line.removeprefix("yes ") for line in text.splitlines() if line.startswith("yes ")}
+        return {ref: ref in have for ref in wanted}
 
     return Fact(f"images {' '.join(wanted)}", "\n".join(lines) or "true", parse_images)
 
@@ -613,7 +628,7 @@ def folder_fact(path: str) -> Fact[Folder]:
 
 @dataclass(frozen=True)
 class Serving:
-    """How one service of ours stands: its container, what /health answered at its own address (0: no answer), last log lines."""
+    """How one service of ours stands: its container, /health at its own address (0: no answer), last log lines."""
 
     container: str
     config: str

@@ -3,136 +3,149 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
 
 from lodger import facts
-from lodger.facts import Fact, Facts
+from lodger.facts import Container, Fact, Facts, Process, Program, Unit
 
 # One round trip reads all of it.
-FACTS: tuple[Fact[object], ...] = (facts.CONTAINERS, facts.UNITS, facts.PROGRAMS, facts.PORTS, facts.MOUNTS, facts.HOLDERS)
+FACTS: tuple[Fact[Any], ...] = (facts.CONTAINERS, facts.UNITS, facts.PROGRAMS, facts.PORTS, facts.PROCESSES, facts.MOUNTS)
 
 # Mounts that come and go with containers, sessions and automatic units are nobody's service.
-_PASSING_MOUNT = re.compile(r"^/(run|proc|sys|dev)(/|$)|/(overlay2|containers|netns|overlayfs)/|^/tmp(/|$)|^/var/lib/docker/")
-# Units that systemd starts for sessions and by itself; timer-driven ones are told apart by their own property.
+_PASSING_MOUNT = re.compile(r"^/(run|proc|sys|dev|tmp)(/|$)|/(overlay2|overlayfs|containers|netns)/|^/var/lib/docker/")
+# Sessions, and what systemd or the package manager starts by itself; timer-driven units say so in a property of theirs.
 _PASSING_UNIT = re.compile(
-    r"^(user@\d+|user-runtime-dir@\d+|session-.*|run-[ru].*|systemd-.*|lodger-.*|docker-[0-9a-f]{12,}.*|getty@.*|serial-getty@.*"
-    r"|modprobe@.*|.*@.*-.*|apt-.*|man-db|logrotate|e2scrub.*|fstrim|dpkg-db-backup|packagekit|polkit|rc-local)\.(service|socket)$"
+    r"^(user@\d+|user-runtime-dir@\d+|session-.*|run-.*|systemd-.*|lodger-.*|docker-[0-9a-f]{12,}.*|(serial-)?getty@.*"
+    r"|modprobe@.*|ssh@.*|apt-daily.*|packagekit|polkit)\.(service|socket)$"
 )
 
 
 @dataclass(frozen=True)
+class Owner:
+    """Who answers for a process: ``kind`` is container, program, unit or process, ``name`` what its manager calls it."""
+
+    kind: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.name}"
+
+
+@dataclass(frozen=True)
+class Thing:
+    """One observable thing: how it stands, whether it is up, and its owner when that is not the thing itself."""
+
+    how: str
+    up: bool
+    owner: Owner | None = None
+
+
+@dataclass(frozen=True)
 class Change:
-    """One difference: ``kind`` and ``name`` of the thing, ``how`` in words, and whether it is a loss or only news."""
+    """One difference: ``kind`` and ``name`` of the thing, ``how`` in words, its owner, and whether it is a loss or only news."""
 
     kind: str
     name: str
     how: str
     loss: bool
+    owner: Owner | None = None
 
     def __str__(self) -> str:
         return f"{self.kind} {self.name}: {self.how}"
 
 
-@dataclass(frozen=True)
-class Footprint:
-    """What is foreign, by kind: name -> how it stands. Only things that are up are in it: a stopped container is no loss."""
-
-    things: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-
-    def __iter__(self) -> Iterator[tuple[str, str, str]]:
-        for kind, named in self.things.items():
-            for name, how in named.items():
-                yield kind, name, how
+Footprint = Mapping[tuple[str, str], Thing]
 
 
-def of(read: Facts, *, ours: Callable[[facts.Container], bool]) -> Footprint:
-    """Return the footprint in the facts ``read``; ``ours`` tells Lodger's containers from foreign ones by their label."""
-    containers = read[facts.CONTAINERS]
-    own_ids = {container.id for container in containers.values() if ours(container)}
-    own_pids = {container.pid for container in containers.values() if ours(container) and container.pid}
-    owner_of = {container.id: container.name for container in containers.values()}
-    things: dict[str, dict[str, str]] = {
-        "container": {
-            c.name: f"{c.status}, {c.id[:12]}, started {c.started}, restart policy {c.restart_policy or 'no'}"
-            for c in containers.values()
-            if not ours(c)
-        },
-        "unit": {
-            unit.id: f"{unit.active} ({unit.sub}), {unit.file_state or 'no unit file state'}, pid {unit.main_pid}"
-            for unit in read[facts.UNITS].values()
-            if not unit.timer_driven
-            and not _PASSING_UNIT.match(unit.id)
-            and unit.id.endswith((".service", ".socket"))
-            and _steady(unit)
-        },
-        "program": {p.name: f"{p.state}, pid {p.pid}" for p in read[facts.PROGRAMS].values()},
-        "mount": {where: what for where, what in read[facts.MOUNTS].items() if not _PASSING_MOUNT.search(where)},
-        "port": {},
-        "gpu process": {},
-    }
-    own_ports = _ports_of(containers, own_ids)
-    for port in read[facts.PORTS]:
-        # The proxy of a published port belongs to dockerd; which container it serves is in the container's own state.
-        if (
-            port.process in {"docker-proxy"}
-            or port.process.startswith("sshd")
-            or (port.port in own_ports and port.process in own_ports[port.port])
-        ):
-            continue
-        if port.protocol == "udp" and port.address not in {"0.0.0.0", "*", "[::]"}:  # noqa: S104  compared, not bound
-            continue  # a client's socket of the moment
-        things["port"][f"{port.protocol} {port.address}:{port.port}"] = port.process or "owner unknown"
-    for holder in read[facts.HOLDERS]:
-        if holder.container in own_ids or holder.pid in own_pids or "lodger-" in holder.unit:
-            continue
-        where = owner_of.get(holder.container) or holder.unit or "no service"
-        things["gpu process"][f"{holder.pid}"] = f"{holder.user}, {where}: {holder.command[:80]}"
-    return Footprint(things)
-
-
-def _steady(unit: facts.Unit) -> bool:
-    """Whether ``unit`` is a service that stays up; a oneshot that ran is history, not a service."""
-    return unit.active in {"active", "reloading", "activating", "failed"} and unit.type != "oneshot" and unit.sub != "exited"
-
-
-def _ports_of(containers: Mapping[str, facts.Container], own_ids: set[str]) -> dict[int, set[str]]:
-    """Return port -> process names of Lodger's containers on the host's own network, which ``ss`` shows directly."""
-    ports: dict[int, set[str]] = {}
+def owner(
+    process: Process, containers: Mapping[str, Container], programs: Mapping[str, Program], units: Mapping[str, Unit]
+) -> Owner:
+    """Return who answers for ``process``: its container, else the program, else the unit it descends from, else itself."""
     for container in containers.values():
-        if container.id in own_ids and container.host_network:
-            for word in container.labels.get("io.lodger.ports", "").split(","):
-                if word.isdigit():
-                    ports.setdefault(int(word), set()).update({"python3", "sglang::router", "sglang-router", "python"})
-    return ports
+        if container.id == process.container:
+            return Owner("container", container.name)
+    family = (process.pid, *process.parents)
+    for program in programs.values():
+        if program.pid and program.pid in family:
+            return Owner("program", program.name)
+    if process.unit and not process.unit.startswith("user@"):
+        return Owner("unit", process.unit)
+    for unit in units.values():
+        if unit.main_pid and unit.main_pid in family:
+            return Owner("unit", unit.id)
+    return Owner("process", str(process.pid))
 
 
-def difference(before: Footprint, after: Footprint, expected: Callable[[str, str], bool]) -> list[Change]:
+def owners(read: Facts) -> dict[int, Owner]:
+    """Return pid -> owner of every process that listens or has a GPU open."""
+    containers, programs, units = read[facts.CONTAINERS], read[facts.PROGRAMS], read[facts.UNITS]
+    return {pid: owner(process, containers, programs, units) for pid, process in read[facts.PROCESSES].items()}
+
+
+def of(read: Facts, host: str) -> Footprint:
+    """Return the footprint in the facts ``read``: what is not Lodger's on ``host``, by (kind, name)."""
+    containers = read[facts.CONTAINERS]
+    who = owners(read)
+    things: dict[tuple[str, str], Thing] = {}
+    for container in containers.values():
+        if container.labels.get("io.lodger.host") != host:
+            policy = container.restart_policy or "no"
+            how = f"{container.status}, {container.id[:12]}, started {container.started}, restart policy {policy}"
+            things["container", container.name] = Thing(how, container.status in {"running", "restarting", "paused"})
+    for unit in read[facts.UNITS].values():
+        if _is_service(unit):
+            how = f"{unit.active} ({unit.sub}), {unit.file_state or 'no unit file'}, pid {unit.main_pid}"
+            things["unit", unit.id] = Thing(how, unit.active in {"active", "reloading"})
+    for program in read[facts.PROGRAMS].values():
+        things["program", program.name] = Thing(f"{program.state}, pid {program.pid}", program.state in {"RUNNING", "STARTING"})
+    for where, what in read[facts.MOUNTS].items():
+        if not _PASSING_MOUNT.search(where):
+            things["mount", where] = Thing(what, up=True)
+    for port in read[facts.PORTS]:
+        # The proxy of a published port is dockerd's; whom it serves shows in the container's own state.
+        if port.process == "docker-proxy" or _is_ours(who.get(port.pid), containers, host) or port.process.startswith("sshd"):
+            continue
+        if port.protocol == "tcp":  # a UDP socket may be a client's of the moment
+            things["port", f"{port.address}:{port.port}"] = Thing(port.process or "owner unknown", True, who.get(port.pid))
+    for process in read[facts.PROCESSES].values():
+        if process.devices and not _is_ours(who[process.pid], containers, host):
+            # A GPU job that ends by itself is a colleague's work that is done, no loss.
+            how = f"{process.user}, {who[process.pid]}: {process.command[:80]}"
+            things["gpu process", str(process.pid)] = Thing(how, False, who[process.pid])
+    return things
+
+
+def _is_service(unit: Unit) -> bool:
+    """Whether ``unit`` is a service that stays up; a oneshot that ran is history."""
+    if unit.timer_driven or _PASSING_UNIT.match(unit.id) or not unit.id.endswith((".service", ".socket")):
+        return False
+    return unit.active != "inactive" and unit.type != "oneshot" and unit.sub != "exited"
+
+
+def _is_ours(who: Owner | None, containers: Mapping[str, Container], host: str) -> bool:
+    if who is None:
+        return False
+    if who.kind == "container":
+        return containers[who.name].labels.get("io.lodger.host") == host
+    return who.kind == "unit" and who.name.startswith("lodger-")
+
+
+def difference(before: Footprint, after: Footprint, expected: Callable[[Owner], bool]) -> list[Change]:
     """Return what happened to foreign things, losses first.
 
-    ``expected(kind, name)`` says what the inventory lets Lodger change (neighbours); such changes are left out. Something
-    lost, stopped or changed is a loss; something new, or something stopped that now runs, is news.
+    ``expected(owner)`` says whether the inventory lets Lodger stop or start that owner (a neighbour); what belongs to it
+    is left out. Something that was up and is gone, stopped or changed is a loss; anything else is news.
     """
-    changes: list[Change] = []
-    for kind in {**before.things, **after.things}:
-        old, new = before.things.get(kind, {}), after.things.get(kind, {})
-        for name in sorted({*old, *new}):
-            if expected(kind, name) or old.get(name) == new.get(name):
-                continue
-            if name not in old:
-                changes.append(Change(kind, name, f"new: {new[name]}", loss=False))
-            elif name not in new:
-                changes.append(Change(kind, name, f"gone, was: {old[name]}", loss=_was_up(kind, old[name])))
-            else:
-                changes.append(Change(kind, name, f"{old[name]} -> {new[name]}", loss=_was_up(kind, old[name])))
-    return sorted(changes, key=lambda change: (not change.loss, change.kind, change.name))
-
-
-def _was_up(kind: str, how: str) -> bool:
-    if kind == "container":
-        return how.startswith(("running", "restarting", "paused"))
-    if kind == "unit":
-        return how.startswith(("active", "reloading"))
-    if kind == "program":
-        return how.startswith(("RUNNING", "STARTING"))
-    return kind in {"mount", "port"}  # a GPU process that ended by itself is a colleague's job that is done
+    changes = []
+    for key in sorted({*before, *after}):
+        old, new = before.get(key), after.get(key)
+        if old is not None and new is not None and old.how == new.how:
+            continue
+        thing = new or old
+        if thing is None or expected(Owner(*key)) or (thing.owner is not None and expected(thing.owner)):
+            continue
+        how = f"new: {thing.how}" if old is None else f"{old.how} -> {new.how if new else 'gone'}"
+        changes.append(Change(*key, how, loss=old is not None and old.up, owner=thing.owner))
+    return sorted(changes, key=lambda change: not change.loss)
