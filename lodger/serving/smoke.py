@@ -19,6 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
 
+from lodger.inventory import Fleet, Host, Worker
 from lodger.serving.client import Answer, Client, Stream, dig
 
 # Questions whose answers are known: numbers come out wrong when weights, quantization or all-reduce are broken while the
@@ -81,7 +82,8 @@ class SmokeReport:
 class Expectation:
     """What the inventory declares about a worker, as far as it can be seen from outside.
 
-    ``min_kv_tokens`` and ``min_accept_length`` are None where nothing is declared (no floor; no draft).
+    ``min_kv_tokens`` and ``min_accept_length`` are None where nothing is declared (no floor; no draft). ``own`` are the
+    settings that the worker has instead of its pool's, ``own_path`` is where they stand.
     """
 
     pool: str
@@ -93,10 +95,39 @@ class Expectation:
     vision: bool
     min_kv_tokens: int | None = None
     min_accept_length: float | None = None
+    own: frozenset[str] = frozenset()
+    own_path: str = ""
+
+    @classmethod
+    def of(cls, fleet: Fleet, host: Host, worker: Worker, min_kv_tokens: int | None = None) -> Expectation:
+        """Return what ``worker`` should serve; ``min_kv_tokens`` is a floor for its KV pool, as capacity planning knows it."""
+        pool, settings = fleet.pools[worker.pool], fleet.settings(worker)
+        return cls(
+            pool=pool.name,
+            served_name=fleet.models[pool.model].served_name or pool.model,
+            context_length=settings.context_length,
+            max_running_requests=settings.max_running_requests,
+            reasoning_parser=settings.reasoning_parser,
+            tool_call_parser=settings.tool_call_parser,
+            vision=_sees(fleet, pool.model) and "--language-model-only" not in settings.extra_args,
+            min_kv_tokens=min_kv_tokens,
+            min_accept_length=settings.draft.min_accept_length if settings.draft else None,
+            own=frozenset(worker.engine),
+            own_path=f"{host.name}: workers.{worker.name}.engine",
+        )
 
     def setting(self, name: str) -> str:
-        """Return the inventory's path of a pool setting."""
-        return f"pools.{self.pool}.{name}"
+        """Return where the inventory has a setting: at the pool, or at the worker that overrides it."""
+        return f"{self.own_path}.{name}" if name in self.own else f"pools.{self.pool}.{name}"
+
+
+def _sees(fleet: Fleet, model: str) -> bool:
+    """Whether the model has a vision part, by its metadata in the inventory; without metadata nothing is known, hence no."""
+    try:
+        text = (fleet.folder / "models" / model / "config.json").read_text()
+    except FileNotFoundError:
+        return False
+    return "vision_config" in _parsed_object(text)
 
 
 @dataclass(frozen=True)
@@ -186,8 +217,8 @@ def judge_concurrency(facts: EngineFacts, expect: Expectation) -> Check:
 
 
 def judge_kv_pool(facts: EngineFacts, floor: int, expect: Expectation) -> Check:
-    """Judge the size of the KV pool (tokens) against the declared floor: an engine starts on a half-occupied GPU all the same."""
-    topic = _Topic("KV pool", expect.setting("min_kv_tokens"))
+    """Judge the size of the KV pool (tokens) against a floor; an engine starts on a half-occupied GPU all the same."""
+    topic = _Topic("KV pool", expect.setting("mem_fraction_static"))
     size = facts.max_total_num_tokens
     if size is not None and size >= floor:
         return topic.good(f"{size} tokens")
@@ -267,12 +298,12 @@ def judge_stream(stream: Stream, expect: Expectation) -> Check:
 
 def judge_image(answer: Answer, expect: Expectation) -> Check:
     """Judge the reply to the question for the colour of a red picture."""
-    topic = _Topic("image", expect.setting("vision"))
+    topic = _Topic("image", expect.setting("extra_args"))
     content = content_of(answer)
     if answer.trouble:
-        return topic.bad(f"the picture was refused: {answer.trouble}; is the model served with its vision part?")
+        return topic.bad(f"the picture was refused: {answer.trouble}; is it started with --language-model-only?")
     if "red" not in re.findall(r"[a-z]+", content.lower()):
-        return topic.bad(f"the red picture was not seen, it said {content[:80]!r}; is the model served with its vision part?")
+        return topic.bad(f"the red picture was not seen, it said {content[:80]!r}; is it started with --language-model-only?")
     return topic.good("saw a red picture")
 
 
