@@ -55,6 +55,10 @@ def _beneath(value: str) -> bool:
 
 
 Text = Annotated[str, _Checked("text on one line, printable characters only", lambda v: v != "" and v.isprintable())]
+Value = Annotated[
+    str, _Checked("text on one line, not beginning with -", lambda v: v != "" and v.isprintable() and v[0] != "-")
+]
+"""Text that follows an option on a command line, where a dash would make it one."""
 Name = Annotated[str, _Checked("lower-case letters, digits and -, at most 40", _like(r"[a-z0-9][a-z0-9-]{0,39}"))]
 Label = Annotated[str, _Checked("lower-case letters, digits, . and -, at most 60", _like(r"[a-z0-9][a-z0-9.-]{0,59}"))]
 Address = Annotated[str, _Checked("a host name or an IP address", _like(r"[A-Za-z0-9:][A-Za-z0-9._:-]{0,252}"))]
@@ -140,9 +144,9 @@ class Model(_Named):
     """Folder below `models_dir`."""
     source: Text
     """Repository on the model hub, organisation/name."""
-    served_name: Text | None = None
+    served_name: Value | None = None
     """The name that clients ask for. A pool's model needs one, a draft none."""
-    revision: Text | None = None
+    revision: Value | None = None
     """Commit of `source`: a branch name moves."""
     size_bytes: Annotated[int, Field(ge=1)] | None = None
     """Size of the whole repository in bytes."""
@@ -168,7 +172,7 @@ class Draft(_Model):
     """Draft tokens a step. For DFLASH the draft's own block_size."""
     model: Label | None = None
     """The draft's weights. NEXTN (a head inside the target) and NGRAM have none."""
-    quantization: Text | None = None
+    quantization: Value | None = None
     """The draft's own quantization; unset, SGLang assumes the target's. `unquant` for a BF16 draft."""
     min_accept_length: Annotated[float, Field(ge=1, le=64)] = 1.0
     """Smoke fails below this many accepted tokens a step. A draft that never matches reads about 1.0."""
@@ -195,9 +199,9 @@ class Engine(_Model):
     """Type of the states; None is what the model's own configuration says."""
     kv_cache_dtype: Literal["auto", "bfloat16", "fp8_e4m3", "fp8_e5m2"] | None = None
     """Type of the KV cache; None is the model's own."""
-    reasoning_parser: Text | None = None
+    reasoning_parser: Value | None = None
     """Takes the thinking out of `content`. None leaves it there."""
-    tool_call_parser: Text | None = None
+    tool_call_parser: Value | None = None
     """Turns the model's tool call text into `tool_calls`. None leaves it in `content`."""
     disable_custom_all_reduce: bool = False
     """True for GPUs without peer-to-peer access."""

@@ -1,0 +1,251 @@
+"""Fleet and host to the files of one release. Pure: the same inventory and templates give the same bytes anywhere.
+
+Values reach a file through the template's environment, which quotes each of them for that kind of file: nothing that the
+inventory accepts can mean more to Compose or systemd than the text it is.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Literal
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+from lodger.errors import InventoryError
+from lodger.inventory import Fleet, Host, Router, Worker
+
+CURRENT = "/opt/lodger/current"
+"""Where a host keeps the link to its present release; units name files through it."""
+
+_TEMPLATES = Path(__file__).parent.parent / "templates"
+_PREPARE_S = 300  # waiting for Docker and clearing a leftover, before the engine itself starts
+_SLACK_S = 60  # a limit that is meant to lie beyond a sum of others lies this far beyond it
+
+
+@dataclass(frozen=True)
+class File:
+    """One file of a release; ``path`` is relative to the release's folder."""
+
+    path: str
+    content: str
+    mode: int = 0o644
+
+
+@dataclass(frozen=True)
+class Service:
+    """One container that a systemd unit of the same name runs.
+
+    ``container`` is also the Compose project's name, ``image`` its reference by digest, ``port`` where it listens on the
+    host. ``config_hash`` covers the service's own files without the label that carries it.
+    """
+
+    name: str
+    kind: Literal["worker", "router"]
+    unit: str
+    files: tuple[File, ...]
+    config_hash: str
+    container: str
+    image: str
+    port: int
+    start_timeout_s: int
+    stop_timeout_s: int
+
+
+@dataclass(frozen=True)
+class Release:
+    """Everything that Lodger puts on one host."""
+
+    host: str
+    services: tuple[Service, ...]
+
+    @property
+    def files(self) -> tuple[File, ...]:
+        """All files, ordered by path."""
+        return tuple(sorted((file for service in self.services for file in service.files), key=lambda f: f.path))
+
+    @property
+    def id(self) -> str:
+        """Name of the release: the beginning of the hash of all its paths, modes and contents."""
+        return _hash(self.files)
+
+
+def render(fleet: Fleet, host: Host) -> Release:
+    """Return the release of one host.
+
+    Raises InventoryError when an image that the host needs has no digest yet.
+    """
+    services = [_worker(fleet, host, worker) for _, worker in sorted(host.workers.items())]
+    if host.router is not None:
+        services.append(_router(fleet, host, host.router))
+    return Release(host.name, tuple(services))
+
+
+def worker_urls(fleet: Fleet, host: Host, pool: str) -> tuple[str, ...]:
+    """Return the URLs at which a router on ``host`` reaches each worker of a pool, ordered by host and worker."""
+    urls = []
+    for other, worker in fleet.pool_workers(pool):
+        if other.name != host.name:
+            address = other.service_address or other.address
+        else:
+            address = "127.0.0.1" if worker.listen == "0.0.0.0" else worker.listen  # noqa: S104  # compared, not bound
+        urls.append(f"http://{f'[{address}]' if ':' in address else address}:{worker.port}")
+    return tuple(urls)
+
+
+def _worker(fleet: Fleet, host: Host, worker: Worker) -> Service:
+    pool, engine = fleet.pools[worker.pool], fleet.settings(worker)
+    model = fleet.models[pool.model]
+    draft_model = fleet.models[engine.draft.model] if engine.draft and engine.draft.model else None
+    image = fleet.images[pool.image]
+    gpus = " ".join(map(str, worker.gpus))
+    return _service(
+        "worker",
+        f"worker-{worker.name}",
+        image=image.reference,
+        port=worker.port,
+        start_timeout_s=engine.start_timeout_s,
+        stop_timeout_s=engine.stop_timeout_s,
+        burst=engine.restart_burst,
+        restart_delay_s=engine.restart_delay_s,
+        description=f"Lodger worker {worker.name} on {host.name} ({model.served_name} on GPUs {gpus})",
+        context={
+            "host": host,
+            "worker": worker,
+            "engine": engine,
+            "model": model,
+            "draft_model": draft_model,
+            "image": image,
+        },
+    )
+
+
+def _router(fleet: Fleet, host: Host, router: Router) -> Service:
+    pool = fleet.pools[router.pool]
+    if pool.router_image is None:
+        raise InventoryError(f"pool {pool.name} has no router_image", host=host.name)
+    image = fleet.images[pool.router_image]
+    urls = worker_urls(fleet, host, pool.name)
+    return _service(
+        "router",
+        "router",
+        image=image.reference,
+        port=router.port,
+        start_timeout_s=router.start_timeout_s,
+        stop_timeout_s=pool.stop_timeout_s,
+        burst=router.restart_burst,
+        restart_delay_s=router.restart_delay_s,
+        description=f"Lodger router on {host.name} (pool {pool.name})",
+        context={"host": host, "router": router, "pool": pool, "image": image, "worker_urls": urls},
+    )
+
+
+def _service(
+    kind: Literal["worker", "router"],
+    name: str,
+    *,
+    image: str,
+    port: int,
+    start_timeout_s: int,
+    stop_timeout_s: int,
+    burst: int,
+    restart_delay_s: int,
+    description: str,
+    context: dict[str, object],
+) -> Service:
+    full_name = f"lodger-{name}"
+    compose_path = f"{name}/compose.yml"
+    unit = _environment(_unit_text).get_template("service.j2")
+    unit_file = File(
+        f"units/{full_name}.service",
+        unit.render(
+            host=context["host"],
+            name=full_name,
+            description=description,
+            compose=f"{CURRENT}/{compose_path}",
+            container_service="engine" if kind == "worker" else kind,
+            burst=burst,
+            restart_delay_s=restart_delay_s,
+            prepare_timeout_s=_PREPARE_S,
+            start_limit_interval_s=burst * (_PREPARE_S + start_timeout_s + restart_delay_s) + _SLACK_S,
+            stop_timeout_s=stop_timeout_s + _SLACK_S,
+        ),
+    )
+    compose = _environment(_compose_value).get_template(f"{kind}.compose.yml.j2")
+
+    def files(config: str) -> tuple[File, ...]:
+        return File(compose_path, compose.render(context, name=full_name, config=config)), unit_file
+
+    config_hash = _hash(files(""))
+    return Service(
+        name=name,
+        kind=kind,
+        unit=f"{full_name}.service",
+        files=files(config_hash),
+        config_hash=config_hash,
+        container=full_name,
+        image=image,
+        port=port,
+        start_timeout_s=start_timeout_s,
+        stop_timeout_s=stop_timeout_s,
+    )
+
+
+def _hash(files: Iterable[File]) -> str:
+    listing = json.dumps([[file.path, file.mode, file.content] for file in files])
+    return hashlib.sha256(listing.encode()).hexdigest()[:16]
+
+
+# ---------------------------------------------------------------- quoting
+
+
+class _Ready(str):
+    """Text that is already as the file needs it."""
+
+    __slots__ = ()
+
+
+def _compose_value(value: object) -> str:
+    """Quote one value for a Compose file: JSON is YAML, and Compose replaces every ``$NAME`` unless it is doubled."""
+    if isinstance(value, _Ready):
+        return value
+    if not isinstance(value, str | int | list):
+        raise TypeError(f"a template prints {value!r}, which is neither text nor a whole number nor a list")
+    return json.dumps(value, ensure_ascii=False).replace("$", "$$")
+
+
+def _unit_text(value: object) -> str:
+    """Quote one value for a setting of a unit that takes plain text: only ``%`` means something there."""
+    return value if isinstance(value, _Ready) else str(value).replace("%", "%%")
+
+
+def exec_word(value: str) -> str:
+    """Quote one word of a unit's ``Exec...=`` line: quotes, backslashes, ``%`` specifiers and ``$`` variables."""
+    escaped = value.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%").replace("$", "$$")
+    return _Ready(f'"{escaped}"')
+
+
+def word(value: float | str) -> str:
+    """Return a number as a word of a command line; fractions with two digits at least, as people write them."""
+    if isinstance(value, float):
+        return f"{value:.2f}" if round(value, 2) == value else repr(value)
+    return str(value)
+
+
+@cache
+def _environment(quote: Callable[[object], str]) -> Environment:
+    environment = Environment(
+        loader=FileSystemLoader(_TEMPLATES),
+        undefined=StrictUndefined,
+        finalize=quote,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        autoescape=False,  # noqa: S701  # nothing here is HTML; `finalize` quotes every value
+    )
+    environment.filters |= {"exec": exec_word, "raw": _Ready, "word": word}
+    return environment
