@@ -238,8 +238,8 @@ class Routing(_Model):
     """Pause between two looks at a worker."""
     health_failure_threshold: Annotated[int, Field(ge=1)] = 2
     """Failed looks in a row after which a worker gets no more requests."""
-    max_retries: Annotated[int, Field(ge=0, le=10)] = 2
-    """Times that a failed request is sent again."""
+    attempts: Annotated[int, Field(ge=1, le=10)] = 2
+    """Times that one request is sent in all, the first included (the router's `max-retries` counts like that too)."""
     worker_join_timeout_s: Seconds = 86400
     """How long a worker that is not up yet is waited for before the router forgets it."""
 
