@@ -165,6 +165,9 @@ echo hook=$hook""",
 )
 
 
+CURL = Fact("curl", "command -v curl >/dev/null && echo yes || echo no", lambda text: text.strip() == "yes")
+
+
 @dataclass(frozen=True)
 class Container:
     """A container, running or not. ``started`` is Docker's timestamp, ``address`` its own address on its network."""
@@ -179,7 +182,7 @@ class Container:
     pid: int
     labels: Mapping[str, str]
     address: str
-    host_network: bool
+    published: tuple[int, ...]
 
     @property
     def running(self) -> bool:
@@ -192,21 +195,20 @@ def _containers(text: str) -> dict[str, Container]:
     for line in text.splitlines():
         if not line.startswith("["):
             continue
-        ident, name, image, status, policy, count, started, pid, labels, networks, mode = json.loads(line)
+        ident, name, image, status, policy, count, started, pid, labels, networks, mode, ports = json.loads(line)
         address = next((net["IPAddress"] for net in (networks or {}).values() if net.get("IPAddress")), "")
-        host_network = mode == "host"
         found[name.lstrip("/")] = Container(
-            ident,
-            name.lstrip("/"),
-            image,
-            status,
-            policy,
-            int(count),
-            started,
-            int(pid),
-            labels or {},
-            "127.0.0.1" if host_network else address,
-            host_network,
+            id=ident,
+            name=name.lstrip("/"),
+            image=image,
+            status=status,
+            restart_policy=policy,
+            restart_count=int(count),
+            started=started,
+            pid=int(pid),
+            labels=labels or {},
+            address="127.0.0.1" if mode == "host" else address,
+            published=tuple(sorted({int(one["HostPort"]) for bound in (ports or {}).values() for one in bound or ()})),
         )
     return found
 
@@ -214,7 +216,7 @@ def _containers(text: str) -> dict[str, Container]:
 _INSPECT = (
     "[{{json .Id}},{{json .Name}},{{json .Config.Image}},{{json .State.Status}},{{json .HostConfig.RestartPolicy.Name}},"
     "{{json .RestartCount}},{{json .State.StartedAt}},{{json .State.Pid}},{{json .Config.Labels}},{{json .NetworkSettings.Networks}},"
-    "{{json .HostConfig.NetworkMode}}]"
+    "{{json .HostConfig.NetworkMode}},{{json .NetworkSettings.Ports}}]"
 )
 # A container may vanish between the two commands; what is left is still the truth of the moment.
 CONTAINERS = Fact(
@@ -418,6 +420,9 @@ def _mounts(text: str) -> dict[str, str]:
 
 
 MOUNTS = Fact("mounts", "cat /proc/self/mountinfo", _mounts)
+
+# Everything that a footprint is made of; footprint.py says how.
+FOOTPRINT: tuple[Fact[Any], ...] = (CONTAINERS, UNITS, PROGRAMS, PORTS, PROCESSES, MOUNTS)
 
 
 @dataclass(frozen=True)
@@ -631,34 +636,42 @@ class Serving:
     """How one service of ours stands: its container, /health at its own address (0: no answer), last log lines."""
 
     container: str
+    address: str
+    port: int
     config: str
     health: int
     log: str
 
 
-def serving_fact(container: str, unit: str, port: int, host: str) -> Fact[Serving]:
-    """Return the readiness of the service in ``container``: found by our label, asked at its own address.
+def serving_fact(container: str, unit: str, host: str) -> Fact[Serving]:
+    """Return the readiness of the service in ``container``: found by our labels, asked at its own address and port.
 
     /health generates a token and answers 200 only when the engine can serve (recordings: an open port, /v1/models or a
-    log line prove nothing); it takes at least a second, and 20 s when the scheduler hangs.
+    log line prove nothing); it takes at least a second, and 20 s when the scheduler hangs. A router's /health is 200
+    with no worker behind it; the label names the path that proves readiness.
     """
-    form = (
-        '{{.Id}}|{{index .Config.Labels "io.lodger.host"}}|{{index .Config.Labels "io.lodger.config"}}|{{.State.Running}}'
-        "|{{.HostConfig.NetworkMode}}|{{range .NetworkSettings.Networks}}{{.IPAddress}}{{end}}"
-    )
+    labels = "|".join(f'{{{{index .Config.Labels "io.lodger.{name}"}}}}' for name in ("host", "config", "port", "health"))
+    form = f"{{{{.Id}}}}|{{{{.State.Running}}}}|{{{{.HostConfig.NetworkMode}}}}|{{{{range .NetworkSettings.Networks}}}}{{{{.IPAddress}}}}{{{{end}}}}|{labels}"
     snippet = f"""IFS='|'; set -- $(docker inspect --format {quote([form])} -- {quote([container])} 2>/dev/null); unset IFS
-[ "$2" = {quote([host])} ] || set --
+[ "$5" = {quote([host])} ] || set --
 code=0
-if [ "$4" = true ]; then
-    address=$6; [ "$5" = host ] && address=127.0.0.1
-    code=$(curl -s -o /dev/null -w '%{{http_code}}' --noproxy '*' --max-time 25 "http://$address:{port}/health") || code=0
+if [ "$2" = true ]; then
+    address=$4; [ "$3" = host ] && address=127.0.0.1
+    code=$(curl -s -o /dev/null -w '%{{http_code}}' --noproxy '*' --max-time 25 "http://$address:$7$8") || code=0
 fi
-printf 'container=%s\nconfig=%s\nhealth=%s\n@log\n' "$1" "$3" "$code"
+printf 'container=%s\naddress=%s\nport=%s\nconfig=%s\nhealth=%s\n@log\n' "$1" "$address" "$7" "$6" "$code"
 [ "$code" = 200 ] || journalctl -u {quote([unit])} -n 80 -o cat --no-pager 2>/dev/null || true"""
 
     def parse_serving(text: str) -> Serving:
         head, _, log = text.partition("@log\n")
         values = dict(line.split("=", 1) for line in head.splitlines() if "=" in line)
-        return Serving(values["container"], values["config"], int(values["health"]), log.strip())
+        return Serving(
+            values["container"],
+            values["address"],
+            int(values["port"] or 0),
+            values["config"],
+            int(values["health"]),
+            log.strip(),
+        )
 
     return Fact(f"serving {container}", snippet, parse_serving)

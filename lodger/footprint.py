@@ -5,13 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from lodger import facts
-from lodger.facts import Container, Fact, Facts, Process, Program, Unit
-
-# One round trip reads all of it.
-FACTS: tuple[Fact[Any], ...] = (facts.CONTAINERS, facts.UNITS, facts.PROGRAMS, facts.PORTS, facts.PROCESSES, facts.MOUNTS)
+from lodger.facts import Container, Facts, Process, Program, Unit
 
 # Mounts that come and go with containers, sessions and automatic units are nobody's service.
 _PASSING_MOUNT = re.compile(r"^/(run|proc|sys|dev|tmp)(/|$)|/(overlay2|overlayfs|containers|netns)/|^/var/lib/docker/")
@@ -44,7 +40,7 @@ class Thing:
 
 @dataclass(frozen=True)
 class Change:
-    """One difference: ``kind`` and ``name`` of the thing, ``how`` in words, its owner, and whether it is a loss or only news."""
+    """One difference: ``kind`` and ``name`` of the thing, ``how`` in words, its owner, and whether it is a loss."""
 
     kind: str
     name: str

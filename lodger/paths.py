@@ -1,0 +1,23 @@
+"""Where Lodger's files stand on a host, and how one is written so that it is there whole or not at all."""
+
+from __future__ import annotations
+
+from lodger.command import Command, quote
+
+ROOT = "/opt/lodger"
+RELEASES = f"{ROOT}/releases"
+SERVICES = f"{ROOT}/services"
+CURRENT = f"{ROOT}/current"
+HISTORY = f"{ROOT}/history"
+UNITS = "/etc/systemd/system"
+VAR = "/var/lib/lodger"
+LEDGER = f"{VAR}/unfinished.json"
+LOCK = f"{VAR}/lock"
+IMAGES = f"{VAR}/images"
+
+
+def write(path: str, content: str, why: str, mode: str = "0644") -> Command:
+    """Return the command that puts ``content`` at ``path``: written beside it, flushed, then renamed."""
+    new, folder = quote([f"{path}.new"]), quote([path.rpartition("/")[0]])
+    script = f"mkdir -p {folder} && cat > {new} && chmod {mode} {new} && sync {new} && mv -f {new} {quote([path])}"
+    return Command(script, why=why, stdin=content.encode())

@@ -1,0 +1,1 @@
+"""States: the named conditions that runbooks are made of."""

@@ -1,0 +1,244 @@
+"""A release on the host: its files staged whole, recorded as current, and the old ones pruned."""
+
+from __future__ import annotations
+
+import io
+import json
+import tarfile
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from lodger import facts, paths
+from lodger.command import Command, quote, run
+from lodger.facts import Deployed, Facts
+from lodger.states.base import NoUndo, State
+from lodger.states.service import Managed
+
+KEPT = 3  # releases kept on a host, the current one among them
+
+
+@dataclass(frozen=True)
+class Content:
+    """A file of a release as it is to stand on the host."""
+
+    text: str
+    mode: int = 0o644
+
+
+def manifest(release: str, host: str, revision: str, services: Sequence[Managed], smoke: Mapping[str, Any]) -> str:
+    """Return the manifest of a release: what it runs, from which git revision, and what its smoke checks expect."""
+    data = {
+        "release": release,
+        "host": host,
+        "revision": revision,
+        "services": [asdict(service) for service in services],
+        "smoke": dict(smoke),
+    }
+    return json.dumps(data, indent=1, sort_keys=True) + "\n"
+
+
+def archive(files: Mapping[str, Content]) -> bytes:
+    """Return ``files`` (relative path -> content) as a tar owned by root."""
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as tar:
+        for path, content in sorted(files.items()):
+            raw = content.text.encode()
+            member = tarfile.TarInfo(path)
+            member.size, member.mode = len(raw), content.mode
+            tar.addfile(member, io.BytesIO(raw))
+    return buffer.getvalue()
+
+
+class ReleaseStaged(State):
+    """The release's files are in its own folder, exactly these, checked there by systemd and Compose."""
+
+    def __init__(self, release: str, files: Mapping[str, Content], manifest_text: str) -> None:
+        """Take the release's id, its files by path relative to its folder, and its manifest."""
+        self.name = "release_staged"
+        self.release = release
+        self._files = {**files, "manifest.json": Content(manifest_text)}
+        self._folder = f"{paths.RELEASES}/{release}"
+        self.facts = (facts.DEPLOYED,)
+
+    def missing(self, read: Facts) -> str:
+        """Return the first file that is missing, changed, or too many; the manifest's revision may be an older one."""
+        there = stored(read[facts.DEPLOYED], self.release)
+        for path, content in sorted(self._files.items()):
+            found = there.get(path)
+            if found is None:
+                return f"{self._folder}/{path} is missing" if there else f"release {self.release} is not on the host"
+            if path == "manifest.json":
+                if not _same_services(found.content, content.text):
+                    return f"{self._folder}/{path} was changed"
+            elif found.content != content.text or found.mode != content.mode or found.owner != "root":
+                return f"{self._folder}/{path} was changed on the host"
+        extra = sorted(there.keys() - self._files.keys())
+        return f"{self._folder}/{extra[0]} does not belong to the release" if extra else ""
+
+    def act(self, read: Facts) -> list[Command]:
+        """Return upload beside, checks there, and the rename."""
+        del read
+        new, old = f"{paths.RELEASES}/.{self.release}.new", f"{paths.RELEASES}/.{self.release}.old"
+        units = [f"{new}/{path}" for path in sorted(self._files) if path.startswith("units/")]
+        composes = [f"{new}/{path}" for path in sorted(self._files) if path.endswith("compose.yml")]
+        # Older systemd has no --recursive-errors and then reports only on the named units, which is what is wanted.
+        verify = "only=; systemd-analyze --help | grep -q recursive-errors && only=--recursive-errors=no; systemd-analyze verify $only "
+        return [
+            Command(
+                f"rm -rf {quote([new])} && mkdir -p {quote([new])} && tar -x --no-same-owner -C {quote([new])} && sync -f {quote([new])}",
+                why="upload the release beside",
+                stdin=archive(self._files),
+            ),
+            *([Command(verify + quote(units), why="let systemd check the units")] if units else []),
+            *(run("docker", "compose", "-f", path, "config", "--quiet", why="let Compose check its file") for path in composes),
+            Command(
+                f"rm -rf {quote([old])}; [ ! -e {quote([self._folder])} ] || mv -T {quote([self._folder, old])};"
+                f" mv -T {quote([new, self._folder])} && rm -rf {quote([old])}",
+                why="put the release in place",
+            ),
+        ]
+
+    def undo(self, before: Facts, now: Facts) -> list[Command] | NoUndo:
+        """Return the removal of what this run staged, and of folders that are empty then."""
+        del now
+        deployed = before[facts.DEPLOYED]
+        if self.release in deployed.stored:
+            return NoUndo("the release was on the host before; its files are only as they should be")
+        return [
+            Command(
+                f"rm -rf {quote([self._folder])} {quote([f'{paths.RELEASES}/.{self.release}.new'])};"
+                f" rmdir --ignore-fail-on-non-empty {paths.RELEASES} {paths.SERVICES} {paths.ROOT} 2>/dev/null; true",
+                why="remove what was staged",
+            )
+        ]
+
+    def undone(self, before: Facts, now: Facts) -> str:
+        """Return that the staged release is still there."""
+        was, now_stored = before[facts.DEPLOYED].stored, now[facts.DEPLOYED].stored
+        return f"{self._folder} is still there" if self.release in now_stored and self.release not in was else ""
+
+
+def stored(deployed: Deployed, release: str) -> dict[str, facts.HostFile]:
+    """Return the files of a stored release by path relative to its folder."""
+    prefix = f"{paths.RELEASES}/{release}/"
+    return {path.removeprefix(prefix): file for path, file in deployed.files.items() if path.startswith(prefix)}
+
+
+def _same_services(found: str, wanted: str) -> bool:
+    try:
+        one, other = json.loads(found), json.loads(wanted)
+    except ValueError:
+        return False
+    return all(one.get(key) == other.get(key) for key in ("release", "host", "services", "smoke"))
+
+
+class ReleaseCurrent(State):
+    """The host is recorded to run the release: ``current`` points to it, and the history ends with it.
+
+    Established last, after everything was verified: until then ``current`` and the history tell what the host served
+    before, which is what an undo, or the run after a killed one, goes back to.
+    """
+
+    def __init__(self, release: str, history: Sequence[str] | None = None) -> None:
+        """Take the release ("" for none) and the history to record; without one, the host's own plus this release."""
+        self.name = "release_current"
+        self.release = release
+        self._history = tuple(history) if history is not None else None
+        self.facts = (facts.DEPLOYED,)
+
+    def _wanted(self, read: Facts) -> tuple[str, ...]:
+        history = read[facts.DEPLOYED].history
+        if self._history is not None:
+            return self._history
+        return history if history and history[-1] == self.release else (*history, self.release)
+
+    def missing(self, read: Facts) -> str:
+        """Return what is recorded instead."""
+        deployed = read[facts.DEPLOYED]
+        if deployed.current != self.release:
+            return f"the host is recorded to run {deployed.current or 'no release'}"
+        return "" if deployed.history == self._wanted(read) else f"the history says {' '.join(deployed.history) or 'nothing'}"
+
+    def act(self, read: Facts) -> list[Command]:
+        """Return history and link, in this order: the link is what decides."""
+        return _record(self.release, self._wanted(read))
+
+    def undo(self, before: Facts, now: Facts) -> list[Command]:
+        """Return the record as it was."""
+        del now
+        deployed = before[facts.DEPLOYED]
+        return _record(deployed.current, deployed.history)
+
+    def undone(self, before: Facts, now: Facts) -> str:
+        """Return that the record differs."""
+        was, is_now = before[facts.DEPLOYED], now[facts.DEPLOYED]
+        return (
+            ""
+            if (was.current, was.history) == (is_now.current, is_now.history)
+            else "the recorded release is not the previous one"
+        )
+
+
+def _record(release: str, history: Sequence[str]) -> list[Command]:
+    if not release:
+        return [run("rm", "-f", paths.CURRENT, paths.HISTORY, why="no release is recorded")]
+    target, new = quote([f"{paths.RELEASES}/{release}"]), quote([f"{paths.CURRENT}.new"])
+    return [
+        paths.write(paths.HISTORY, "".join(f"{item}\n" for item in history), why="record the release"),
+        Command(f"ln -sfn {target} {new} && mv -fT {new} {paths.CURRENT}", why="point `current` to it"),
+    ]
+
+
+class Pruned(State):
+    """Only the newest releases are kept, and of the images that Lodger pulled, those that they use."""
+
+    def __init__(self, release: str) -> None:
+        """Take the release that is current when this state is established ("" for none: nothing of ours is kept)."""
+        self.name = "old_releases_pruned"
+        self.release = release
+        self.facts = (facts.DEPLOYED,)
+
+    def _kept(self, deployed: Deployed) -> list[str]:
+        """Return the releases to keep, oldest first: the last ones of the history, each once."""
+        kept: list[str] = []
+        for release in reversed(deployed.history):
+            if release not in kept and len(kept) < KEPT:
+                kept.append(release)
+        return kept[::-1]
+
+    def missing(self, read: Facts) -> str:
+        """Return what is too many."""
+        deployed = read[facts.DEPLOYED]
+        extra = sorted(set(deployed.stored) - set(self._kept(deployed)))
+        return f"release {extra[0]} is no longer needed" if extra else ""
+
+    def act(self, read: Facts) -> list[Command]:
+        """Return the removal of old releases, of their lines in the history, and of images that nothing kept uses."""
+        deployed = read[facts.DEPLOYED]
+        kept = self._kept(deployed)
+        extra = sorted(set(deployed.stored) - set(kept))
+        commands = [run("rm", "-rf", *(f"{paths.RELEASES}/{release}" for release in extra), why="remove old releases")]
+        if kept:
+            lines = "".join(f"{item}\n" for item in deployed.history if item in kept)
+            commands.append(paths.write(paths.HISTORY, lines, why="the history names what is kept"))
+        used = _images(deployed, kept)
+        ours = [line for line in (deployed.record("images") or "").splitlines() if line]
+        for image in ours:
+            if kept and image not in used:
+                # A container of somebody else may use it by now: then Docker refuses, and it stays.
+                commands.append(run("docker", "image", "rm", image, why="no kept release uses this image", ok=(0, 1)))
+        if kept and set(ours) - used:
+            commands.append(
+                paths.write(paths.IMAGES, "".join(f"{image}\n" for image in ours if image in used), why="images that are ours")
+            )
+        return commands
+
+    def undo(self, before: Facts, now: Facts) -> NoUndo:
+        """Leave them removed."""
+        del before, now
+        return NoUndo("releases beyond the newest are not needed to go back")
+
+
+def _images(deployed: Deployed, releases: Iterable[str]) -> set[str]:
+    return {item["image"] for release in releases for item in deployed.manifest(release)["services"]}
