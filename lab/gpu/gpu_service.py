@@ -1,0 +1,73 @@
+#!/usr/bin/python3
+"""A service of somebody else's: holds GPUs open, some memory of each locked, and answers on a port. Ends on SIGTERM.
+
+Usage: gpu_service.py [--gpus 0,1] [--memory-mib 1024] [--port 8000] [--name NAME]
+"""
+
+import argparse
+import errno
+import fcntl
+import http.server
+import json
+import os
+import struct
+import sys
+import threading
+import time
+from pathlib import Path
+
+MEMORY_AT = 1 << 20
+
+
+def hold(index, mib):
+    """Open a GPU and lock the first free range of `mib` MiB; the descriptor must stay open for as long as the memory is held."""
+    device = Path(os.environ.get("SIM_DEV_DIR", "/dev"), f"nvidia{index}").open("r+b", buffering=0)
+    total = json.loads(device.readline())["memory_mib"]
+    at = MEMORY_AT
+    while mib and at + mib <= MEMORY_AT + total:
+        try:
+            fcntl.lockf(device, fcntl.LOCK_EX | fcntl.LOCK_NB, mib, at)
+        except OSError as error:
+            if error.errno not in (errno.EACCES, errno.EAGAIN):
+                raise
+            ask = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, at, mib, 0)
+            _, _, start, length, _ = struct.unpack("hhqqi4x", fcntl.fcntl(device, fcntl.F_GETLK, ask))
+            at = max(at + 1, start + length)
+        else:
+            return device
+    if mib:
+        sys.exit(f"CUDA out of memory. Tried to allocate {mib} MiB on GPU {index}")
+    return device
+
+
+def main():
+    """Hold, listen, wait for the end."""
+    parse = argparse.ArgumentParser()
+    parse.add_argument("--gpus", default="")
+    parse.add_argument("--memory-mib", type=int, default=0)
+    parse.add_argument("--port", type=int, default=0)
+    parse.add_argument("--name", default="service")
+    options = parse.parse_args()
+    held = [hold(int(index), options.memory_mib) for index in options.gpus.split(",") if index]
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            body = json.dumps({"service": options.name, "gpus": len(held)}).encode()
+            self.send_response(200)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *args):
+            pass
+
+    if options.port:
+        server = http.server.ThreadingHTTPServer(("0.0.0.0", options.port), Handler)
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+    print(f"{options.name}: ready", flush=True)
+    while True:
+        time.sleep(3600)
+
+
+main()

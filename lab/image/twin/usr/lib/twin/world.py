@@ -1,0 +1,103 @@
+#!/usr/bin/python3
+"""Makes a twin's surroundings from /etc/twin.json: `hardware` at every boot, `neighbours` once, at the first."""
+
+import json
+import os
+import subprocess
+import sys
+import uuid
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+SPEC = json.loads(Path("/etc/twin.json").read_text())
+# Driver branch -> newest CUDA it runs; NVIDIA's release notes, table 3 (565: as nvidia-smi shows it).
+CUDA = {525: "12.0", 530: "12.1", 535: "12.2", 545: "12.3", 550: "12.4", 555: "12.5", 560: "12.6", 565: "12.7",
+        570: "12.8", 575: "12.9", 580: "13.0", 590: "13.1"}
+LIBRARY = Path("/usr/lib/x86_64-linux-gnu")
+GLUSTER = Path("/data/gluster")
+LONG_AGO = 1_700_000_000  # one modification time for all that lies on the shared file system, the same after every boot
+
+
+def driver():
+    """Give the kernel a loaded NVIDIA module, and the machine its GPUs."""
+    version, gpus = SPEC["driver"], SPEC["gpus"]
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "mode=755,size=64k", "driver", "/proc/driver"], check=True)
+    Path("/proc/driver/nvidia").mkdir()
+    Path("/proc/driver/nvidia/version").write_text(
+        f"NVRM version: NVIDIA UNIX x86_64 Kernel Module  {version}  Mon Jan 12 07:49:57 UTC 2026\n"
+        "GCC version:  gcc version 12.2.0 (Debian 12.2.0-14+deb12u1)\n")
+    if not list(LIBRARY.glob("libnvidia-ml.so.*")):
+        (LIBRARY / f"libnvidia-ml.so.{version}").write_bytes(b"")
+        (LIBRARY / "libnvidia-ml.so.1").symlink_to(f"libnvidia-ml.so.{version}")
+    old_umask = os.umask(0)
+    for index in range(gpus["count"]):
+        device = {
+            "index": index,
+            "name": gpus["model"],
+            "uuid": f"GPU-{uuid.uuid5(uuid.NAMESPACE_DNS, SPEC['machine_id'] + str(index))}",
+            "memory_mib": gpus["memory_mib"],
+            "compute_capability": "8.6",
+            "driver": version,
+            "cuda": CUDA[int(version.split(".")[0])],
+        }
+        Path(f"/dev/nvidia{index}").write_text(json.dumps(device) + "\n")
+    for name in ("nvidiactl", "nvidia-uvm", "nvidia-uvm-tools"):
+        Path("/dev", name).write_text("")
+    os.umask(old_umask)
+    control = Path("/run/gpu-sim")
+    control.mkdir()
+    if SPEC["clock"] != 1:
+        (control / "clock").write_text(f"{SPEC['clock']}\n")
+
+
+def shared_file_system():
+    """Mount what stands for the colleagues' gluster volume, with their files on it."""
+    GLUSTER.mkdir(parents=True, exist_ok=True)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16m", "gluster1:/lab", str(GLUSTER)], check=True)
+    for project in ("segmentation", "speech"):
+        for number in range(4):
+            run = GLUSTER / "colleague" / project / f"run-{number}"
+            run.mkdir(parents=True)
+            (run / "notes.txt").write_text(f"{project}, run {number}: do not delete\n")
+            (run / "weights.bin").write_bytes(bytes([number]) * 4096)
+            (run / "train.sh").write_text("#!/bin/sh\nexec python3 train.py\n")
+            (run / "train.sh").chmod(0o755)
+            (run / "weights.bin").chmod(0o640)
+    for path in sorted(GLUSTER.rglob("*"), reverse=True):
+        os.chown(path, 1001, 1001)
+        os.utime(path, (LONG_AGO, LONG_AGO))
+
+
+def models():
+    """Lay down the model folders; weights are sparse files of the right size."""
+    for model in SPEC["models"]:
+        folder = Path(SPEC["models_dir"], model["directory"])
+        if folder.exists():
+            continue
+        folder.mkdir(parents=True)
+        for name, text in model["files"].items():
+            (folder / name).write_text(text)
+        for name, size in model["weights"].items():
+            with (folder / name).open("wb") as weights:
+                header = b'{"__metadata__":{"format":"pt"}}'
+                weights.write(len(header).to_bytes(8, "little") + header)
+                weights.truncate(size)
+
+
+def hardware():
+    """Everything that must be there before any service starts."""
+    driver()
+    shared_file_system()
+    models()
+
+
+def neighbours():
+    """Start the containers of other people; Docker itself starts them again at later boots."""
+    with ThreadPoolExecutor() as pool:
+        for done in pool.map(lambda argv: subprocess.run(argv, check=False), SPEC["commands"]):
+            done.check_returncode()
+    Path("/var/lib/twin").mkdir(exist_ok=True)
+    Path("/var/lib/twin/settled").touch()
+
+
+{"hardware": hardware, "neighbours": neighbours}[sys.argv[1]]()

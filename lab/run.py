@@ -1,0 +1,98 @@
+"""What every part of the lab uses: its error, one way to run programs, one voice, and where things are kept."""
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+CHECKOUT = Path(__file__).resolve().parent.parent
+# Shared by every checkout on the machine: images, stores and the lab's own dockerd. Everything else lies in <checkout>/.lab.
+MACHINE = Path(os.environ.get("LODGER_LAB_DIR", "/var/lib/lodger-lab"))
+
+
+class LabError(RuntimeError):
+    """The lab cannot do what was asked: one sentence with the cause, and a hint of what to do."""
+
+    def __init__(self, what: str, hint: str = "") -> None:
+        super().__init__(what)
+        self.hint = hint
+
+
+def say(text: str) -> None:
+    """Print one line of progress on stderr; stdout belongs to the tasks."""
+    print(f"lab: {text}", file=sys.stderr, flush=True)
+
+
+def run(
+    argv: Sequence[str | Path],
+    *,
+    check: bool = True,
+    stdin: str | bytes | None = None,
+    env: Mapping[str, str] | None = None,
+    timeout: float = 600,
+) -> subprocess.CompletedProcess[str]:
+    """Run a program to its end and return its output as text.
+
+    Raises LabError, with the last line the program wrote, when it fails (unless `check` is off) or outlives `timeout` seconds.
+    """
+    words = [str(word) for word in argv]
+    data = stdin.encode() if isinstance(stdin, str) else stdin
+    source = {"input": data} if data is not None else {"stdin": subprocess.DEVNULL}
+    try:
+        raw = subprocess.run(
+            words, capture_output=True, env={**os.environ, **(env or {})}, timeout=timeout, check=False, **source
+        )  # type: ignore[call-overload]  # input and stdin exclude each other
+    except FileNotFoundError as error:
+        raise LabError(
+            f"there is no program {words[0]} on this machine", "lab.up installs what it needs when run as root"
+        ) from error
+    except subprocess.TimeoutExpired as error:
+        raise LabError(f"`{' '.join(words[:4])}` did not end within {timeout:.0f} s") from error
+    done = subprocess.CompletedProcess(
+        words, raw.returncode, raw.stdout.decode(errors="replace"), raw.stderr.decode(errors="replace")
+    )
+    if check and done.returncode:
+        lines = (done.stderr.strip() or done.stdout.strip() or "no output").splitlines()
+        raise LabError(f"`{' '.join(words[:6])}` ended with {done.returncode}: {lines[-1]}")
+    return done
+
+
+def wait_until(true: Callable[[], bool], what: str, timeout: float, pause: float = 0.05) -> None:
+    """Ask again and again until `true()`; raise LabError saying that `what` did not happen when `timeout` seconds are over."""
+    end = time.monotonic() + timeout
+    while not true():
+        if time.monotonic() > end:
+            raise LabError(f"{what}: not within {timeout:.0f} s")
+        time.sleep(pause)
+
+
+@contextlib.contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Hold an exclusive lock on a file while the block runs; a dead holder's lock is gone with it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w") as handle:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+
+
+def digest(*parts: str | bytes | Path) -> str:
+    """Twelve hex digits that change when a text, a file or anything in a folder changes (names, contents and the x bit)."""
+    whole = hashlib.sha256()
+    for part in parts:
+        files = sorted(part.rglob("*")) if isinstance(part, Path) and part.is_dir() else [part]
+        for item in files:
+            if isinstance(item, Path):
+                if "__pycache__" in item.parts or not (item.is_symlink() or item.is_file()):
+                    continue
+                relative = item.relative_to(part) if isinstance(part, Path) and item != part else Path(item.name)
+                body = str(item.readlink()).encode() if item.is_symlink() else item.read_bytes()
+                whole.update(f"{relative}\0{os.access(item, os.X_OK)}\0".encode() + body)
+            else:
+                whole.update(item.encode() if isinstance(item, str) else item)
+            whole.update(b"\0")
+    return whole.hexdigest()[:12]

@@ -1,0 +1,86 @@
+"""The verbs of the lab. `lab` alone brings the twins up and aims the tasks that follow it at them."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from invoke import Collection, Context, Exit, task
+
+if TYPE_CHECKING:
+    from lab.lab import Lab
+
+
+@contextlib.contextmanager
+def _lab() -> Iterator[Lab]:
+    """Give the lab of this checkout; end with one sentence, a hint and exit 1 when it cannot do what is asked."""
+    # Late, so that listing the tasks stays fast.
+    from lab.lab import Lab  # noqa: PLC0415
+    from lab.run import LabError  # noqa: PLC0415
+
+    try:
+        yield Lab()
+    except LabError as error:
+        raise Exit(f"lab: {error}" + (f"\n  hint: {error.hint}" if error.hint else ""), code=1) from error
+
+
+def _names(lab: Lab, host: str) -> list[str]:
+    return lab.names if host == "all" else host.split(",")
+
+
+@task(default=True)
+def aim(_: Context) -> None:
+    """Make sure that the twins are up, and aim the tasks that follow at them."""
+    with _lab() as lab:
+        lab.up()
+        lab.aim()
+        print(lab.describe(), file=sys.stderr)
+
+
+@task
+def up(_: Context) -> None:
+    """Make the twins, or mend what is broken of them."""
+    with _lab() as lab:
+        lab.up()
+        print(lab.describe(), file=sys.stderr)
+
+
+@task
+def down(_: Context) -> None:
+    """Remove the twins and all that belongs to them; cached images stay."""
+    with _lab() as lab:
+        lab.down()
+
+
+@task(help={"host": "NAME[,NAME] or all"})
+def reset(_: Context, host: str) -> None:
+    """Make twins as they were at first: disk, containers, neighbours."""
+    with _lab() as lab:
+        lab.reset(_names(lab, host))
+
+
+@task(help={"host": "NAME"})
+def shell(_: Context, host: str) -> None:
+    """Log in to a twin as the product does: over SSH, as the operator."""
+    with _lab() as lab:
+        command = lab.twin(host).ssh()
+        os.execvp(command[0], command)  # noqa: S606  # no shell in between is what is wanted
+
+
+@task(help={"json": "print JSON"})
+def status(_: Context, json_: bool = False) -> None:
+    """Say what each twin is doing."""
+    with _lab() as lab:
+        found = lab.status()
+    if json_:
+        print(json.dumps([{"host": name, "task": "lab.status", "outcome": state} for name, state in found.items()]))
+    else:
+        for name, state in found.items():
+            print(f"{name}: {state}")
+
+
+ns = Collection("lab", aim, up, down, reset, shell, status)
