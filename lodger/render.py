@@ -16,11 +16,9 @@ from typing import Literal
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
+from lodger import paths
 from lodger.errors import InventoryError
 from lodger.inventory import Fleet, Host, Router, Worker
-
-CURRENT = "/opt/lodger/current"
-"""Where a host keeps the link to its present release; units name files through it."""
 
 _TEMPLATES = Path(__file__).parent.parent / "templates"
 _PREPARE_S = 300  # waiting for Docker and clearing a leftover, before the engine itself starts
@@ -41,7 +39,8 @@ class Service:
     """One container that a systemd unit of the same name runs.
 
     ``container`` is also the Compose project's name, ``image`` its reference by digest, ``port`` where it listens on the
-    host. ``config_hash`` covers the service's own files without the label that carries it.
+    host, ``gpus`` the GPUs it has to itself. ``config_hash`` covers the service's own files without the label that
+    carries it. The time-outs are for its slowest start and its longest stop, in seconds.
     """
 
     name: str
@@ -52,6 +51,7 @@ class Service:
     container: str
     image: str
     port: int
+    gpus: tuple[int, ...]
     start_timeout_s: int
     stop_timeout_s: int
 
@@ -108,6 +108,7 @@ def _worker(fleet: Fleet, host: Host, worker: Worker) -> Service:
         f"worker-{worker.name}",
         image=image.reference,
         port=worker.port,
+        gpus=worker.gpus,
         start_timeout_s=engine.start_timeout_s,
         stop_timeout_s=engine.stop_timeout_s,
         burst=engine.restart_burst,
@@ -135,6 +136,7 @@ def _router(fleet: Fleet, host: Host, router: Router) -> Service:
         "router",
         image=image.reference,
         port=router.port,
+        gpus=(),
         start_timeout_s=router.start_timeout_s,
         stop_timeout_s=pool.stop_timeout_s,
         burst=router.restart_burst,
@@ -150,6 +152,7 @@ def _service(
     *,
     image: str,
     port: int,
+    gpus: tuple[int, ...],
     start_timeout_s: int,
     stop_timeout_s: int,
     burst: int,
@@ -166,7 +169,7 @@ def _service(
             host=context["host"],
             name=full_name,
             description=description,
-            compose=f"{CURRENT}/{compose_path}",
+            compose=f"{paths.SERVICES}/{compose_path}",
             container_service="engine" if kind == "worker" else kind,
             burst=burst,
             restart_delay_s=restart_delay_s,
@@ -190,6 +193,7 @@ def _service(
         container=full_name,
         image=image,
         port=port,
+        gpus=gpus,
         start_timeout_s=start_timeout_s,
         stop_timeout_s=stop_timeout_s,
     )
