@@ -217,6 +217,8 @@ def _compose_value(value: object) -> str:
     """Quote one value for a Compose file: JSON is YAML, and Compose replaces every ``$NAME`` unless it is doubled."""
     if isinstance(value, _Ready):
         return value
+    if isinstance(value, StrictUndefined):
+        return str(value)  # raises, with the name that the template got wrong
     if not isinstance(value, str | int | list):
         raise TypeError(f"a template prints {value!r}, which is neither text nor a whole number nor a list")
     return json.dumps(value, ensure_ascii=False).replace("$", "$$")
