@@ -17,6 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -71,19 +72,20 @@ def run_witnesses(
     if not files:
         return []
     backend = TransportBackend(transport)
-    plugin = _Plugin(backend, fleet, host, params or {})
+    fixtures = _fixtures({"host": TestinfraHost(backend), "fleet": fleet, "inventory_host": host, "params": dict(params or {})})
+    recorder = _Recorder(host)
     with _TURN, _left_as_found(files):
-        code = pytest.main([*_arguments(files), *map(str, files)], plugins=[plugin])
+        code = pytest.main([*_arguments(files), *map(str, files)], plugins=[fixtures, recorder])
     if backend.lost:
         raise backend.lost
     if code == pytest.ExitCode.INTERRUPTED:
         raise KeyboardInterrupt
-    heard = {witnessed.nodeid.split("::")[0] for witnessed in plugin.witnessed}
+    heard = {witnessed.nodeid.split("::")[0] for witnessed in recorder.witnessed}
     silent = [file.name for file in files if file.name not in heard]
-    return plugin.witnessed + [Witnessed(name, False, "it has no test that ran", 0.0) for name in silent]
+    return recorder.witnessed + [Witnessed(name, False, "it has no test that ran", 0.0) for name in silent]
 
 
-class TransportBackend(BaseBackend):
+class TransportBackend(BaseBackend):  # type: ignore[misc]  # testinfra ships no types
     """testinfra's way to a host, over a connection that is already open. Every command runs as root."""
 
     NAME = "lodger"
@@ -108,35 +110,23 @@ class TransportBackend(BaseBackend):
         return self.result(done.code, script.encode(), done.stdout, done.stderr)
 
 
-class _Plugin:
-    """Gives the specs their fixtures, and takes down what pytest reports."""
+def _fixtures(values: Mapping[str, object]) -> ModuleType:
+    """Return a pytest plugin that gives each of ``values`` as a fixture of that name."""
+    plugin = ModuleType("lodger_witness_fixtures")
+    for name, value in values.items():
+        setattr(plugin, name, pytest.fixture(scope="session", name=name)(lambda value=value: value))
+    return plugin
 
-    def __init__(self, backend: TransportBackend, fleet: Fleet, host: Host, params: Mapping[str, Any]) -> None:
-        self._host = TestinfraHost(backend)
-        self._fleet = fleet
-        self._inventory_host = host
-        self._params = params
+
+class _Recorder:
+    """Runs specs once for each worker or neighbour that they ask for, and takes down what pytest reports."""
+
+    def __init__(self, host: Host) -> None:
+        self._names: dict[str, Mapping[str, object]] = {"worker_name": host.workers, "neighbour_name": host.neighbours}
         self.witnessed: list[Witnessed] = []
 
-    @pytest.fixture(scope="session")
-    def host(self) -> TestinfraHost:
-        return self._host
-
-    @pytest.fixture(scope="session")
-    def fleet(self) -> Fleet:
-        return self._fleet
-
-    @pytest.fixture(scope="session")
-    def inventory_host(self) -> Host:
-        return self._inventory_host
-
-    @pytest.fixture(scope="session")
-    def params(self) -> Mapping[str, Any]:
-        return self._params
-
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
-        named = {"worker_name": self._inventory_host.workers, "neighbour_name": self._inventory_host.neighbours}
-        for fixture, names in named.items():
+        for fixture, names in self._names.items():
             if fixture in metafunc.fixturenames:
                 metafunc.parametrize(fixture, list(names), scope="module")
 
@@ -163,7 +153,7 @@ def _arguments(files: Sequence[Path]) -> list[str]:
     off = [word for plugin in (*unwanted, "warnings") for word in ("-p", f"no:{plugin}")]
     return [
         *off, "--disable-plugin-autoload", "--noconftest", "--import-mode=importlib", "--capture=no",
-        "-c", os.devnull, f"--rootdir={root}",
+        "--continue-on-collection-errors", "-c", os.devnull, f"--rootdir={root}",
     ]  # fmt: skip
 
 

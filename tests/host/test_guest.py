@@ -1,0 +1,51 @@
+"""Lodger is a guest: what is its own is named and labelled so, stands in its own places, and gives no secret away."""
+
+from __future__ import annotations
+
+from testinfra.host import Host
+
+import lodger.inventory
+
+OURS = "/opt/lodger /etc/lodger /var/lib/lodger"
+
+
+def declared(inventory_host: lodger.inventory.Host) -> set[str]:
+    names = {f"lodger-worker-{name}" for name in inventory_host.workers}
+    return names | ({"lodger-router"} if inventory_host.router else set())
+
+
+def test_units_of_that_name_are_the_declared_ones(host: Host, inventory_host: lodger.inventory.Host) -> None:
+    seen = host.check_output(
+        "{ ls /etc/systemd/system; systemctl list-units --all --plain --no-legend 'lodger-*.service'; } | "
+        "grep -o '^lodger-[^ ]*[.]service' | sort -u || true"
+    ).split()
+    assert set(seen) == {f"{name}.service" for name in declared(inventory_host)}
+
+
+def test_containers_of_that_name_are_labelled_and_the_declared_ones(host: Host, inventory_host: lodger.inventory.Host) -> None:
+    listed = host.check_output("docker ps -a --format %s", '{{.Names}}|{{.Label "io.lodger.host"}}').splitlines()
+    owners = dict(line.split("|") for line in listed)
+    ours = {name: owner for name, owner in owners.items() if name.startswith("lodger-") or owner}
+    assert ours == dict.fromkeys(declared(inventory_host), inventory_host.name)
+
+
+def test_nothing_of_it_lies_about_elsewhere(host: Host) -> None:
+    strays = host.check_output(
+        "find /etc /opt /usr/local /var/lib /var/log /tmp /root -xdev -maxdepth 4 "
+        "\\( -path /opt/lodger -o -path /etc/lodger -o -path /var/lib/lodger -o -path /var/lib/docker "
+        "-o -path '/etc/systemd/system/lodger-*' -o -path '/etc/systemd/system/*.wants/lodger-*' "
+        "-o -path '/var/lib/containerd' \\) -prune -o -name 'lodger-*' -print"
+    )
+    assert strays.splitlines() == []
+
+
+def test_no_secret_is_readable_by_everybody(host: Host) -> None:
+    # Options in a compose file or on a command line are for everybody to read: a key has no place in either.
+    told = host.check_output(
+        f"find {OURS} -type f -perm -o+r \\( -name '*key*' -o -name '*secret*' -o -name '*.env' \\) 2>/dev/null; "
+        f"find {OURS} -type f -perm -o+r -exec grep -lE -e '--(admin-)?api-key|(API_KEY|TOKEN|PASSWORD) *[=:]' {{}} + "
+        "2>/dev/null || true; "
+        "for id in $(docker ps -q --filter label=io.lodger.host); do docker top $id -eo args; done | "
+        "grep -oE -e '--(admin-)?api-key' | sort -u || true"
+    )
+    assert told.splitlines() == []
