@@ -43,8 +43,8 @@ TOOL = {
 # 40 decode steps pass before the engine reports an accept length, 8 tokens each at best: 320, and some to spare.
 STREAM_TOKENS = 400
 THINK_TOKENS = 1024
-SOAK_TOKENS = 6000
-SOAK_STREAMS = 4
+# Side by side: one prompt that is really long and some company, 28,000 tokens in all, 11 s of reading.
+SOAK_TOKENS = (16000, 4000, 4000, 4000)
 
 
 @dataclass(frozen=True)
@@ -338,17 +338,23 @@ def judge_accept_length(facts: EngineFacts, metrics: Answer, floor: float, expec
     return topic.good(f"accept length {length:.2f}")
 
 
-def judge_soak(streams: Sequence[Stream], health: Answer, expect: Expectation) -> Check:
-    """Judge long prompts sent side by side, and whether the engine is well after them."""
+def judge_soak(found: Sequence[tuple[str, Stream]], health: Answer, expect: Expectation) -> Check:
+    """Judge long prompts sent side by side, (the code hidden in one, the reply), and whether the engine is well after them."""
     topic = _Topic("long prompts", expect.setting("mem_fraction_static"))
     hint = "out of memory under load is the usual cause: lower mem_fraction_static, and read the engine's log"
-    broken = [stream.trouble for stream in streams if stream.trouble]
+    broken = [stream.trouble for _, stream in found if stream.trouble]
     if broken:
-        return topic.bad(f"{len(broken)} of {len(streams)} long prompts failed ({broken[0]}); {hint}")
+        return topic.bad(f"{len(broken)} of {len(found)} long prompts failed ({broken[0]}); {hint}")
     if health.trouble:
         return topic.bad(f"the engine is not well after long prompts ({health.trouble}); {hint}")
-    read = sum(dig(stream.usage, "prompt_tokens") or 0 for stream in streams)
-    return topic.good(f"{len(streams)} streams, {read} tokens read")
+    for code, stream in found:
+        if code not in stream.content:
+            return _Topic(topic.name, expect.setting("model")).bad(
+                f"the code {code} in the middle of a long prompt was not found, it said {stream.content[:60]!r}; "
+                "check kv_cache_dtype, quantization and all-reduce"
+            )
+    read = sum(dig(stream.usage, "prompt_tokens") or 0 for _, stream in found)
+    return topic.good(f"{len(found)} streams, {read} tokens read")
 
 
 def content_of(answer: Answer) -> str:
@@ -400,7 +406,7 @@ def smoke(client: Client, expect: Expectation, progress: Callable[[Check], None]
     if expect.min_kv_tokens is not None:
         note(judge_kv_pool(facts, expect.min_kv_tokens, expect), server_info)
 
-    ask = _Questions(expect, nonce=secrets.token_hex(8))
+    ask = _Questions(expect)
     with ThreadPoolExecutor(max_workers=10) as pool:
         sums = [pool.submit(client.chat, ask.sum(question)) for question, _ in SUMS]
         thinking = pool.submit(client.chat, ask.thinking(), 120.0)
@@ -423,30 +429,27 @@ def smoke(client: Client, expect: Expectation, progress: Callable[[Check], None]
     note(judge_stream(stream, expect), stream.answer)
     if expect.min_accept_length is not None:
         server_info, metrics = client.get("/server_info"), client.get("/metrics")
-        note(
-            judge_accept_length(EngineFacts.of(server_info.body), metrics, expect.min_accept_length, expect),
-            server_info,
-            metrics,
-        )
+        facts = EngineFacts.of(server_info.body)
+        note(judge_accept_length(facts, metrics, expect.min_accept_length, expect), server_info, metrics)
 
     # Last, since it is what may kill the engine.
-    count = max(1, min(SOAK_STREAMS, expect.max_running_requests))
-    with ThreadPoolExecutor(max_workers=count) as pool:
-        streams = list(pool.map(lambda number: client.stream(ask.soak(number), 180.0), range(count)))
+    lengths = SOAK_TOKENS[: expect.max_running_requests]
+    codes = [str(random.randrange(10_000, 100_000)) for _ in lengths]  # noqa: S311  (to be found again, nothing secret)
+    with ThreadPoolExecutor(max_workers=len(lengths)) as pool:
+        found = list(pool.map(lambda code, length: (code, client.stream(ask.soak(code, length), 180.0)), codes, lengths))
     health = client.get("/health", 30.0)
-    note(judge_soak(streams, health, expect), health, *(one.answer for one in streams))
+    note(judge_soak(found, health, expect), health, *(one.answer for _, one in found))
     return SmokeReport(tuple(checks), content_of(replies[0][2]), stream.ttft_s, stream.tokens_per_s)
 
 
 @dataclass(frozen=True)
 class _Questions:
-    """The requests of one smoke test. ``nonce`` makes long prompts new to the prefix cache, which would hide their cost."""
+    """The requests of one smoke test."""
 
     expect: Expectation
-    nonce: str
 
     def sum(self, question: str) -> dict[str, Any]:
-        return self._chat(f"How much is {question}? Answer with one short sentence that contains the result.", 64)
+        return self._chat(f"How much is {question}? Be brief.", 64)
 
     def thinking(self) -> dict[str, Any]:
         return self._chat("How much is 12 + 30? Think, then answer briefly.", THINK_TOKENS, thinking=True)
@@ -469,13 +472,15 @@ class _Questions:
     def stream(self) -> dict[str, Any]:
         return self._chat("Explain in at least 500 words how the prefix cache of a language model server works.", STREAM_TOKENS)
 
-    def soak(self, number: int) -> dict[str, Any]:
-        words = self._words(f"soak {number}", min(SOAK_TOKENS, self.expect.context_length // 4))
-        return self._chat(f"{words}\n\nThe words above mean nothing. How much is 17 + 25? Answer with one short sentence.", 64)
+    def soak(self, code: str, tokens: int) -> dict[str, Any]:
+        half = min(tokens, self.expect.context_length // 4) // 2
+        text = f"{self._words('soak', half)} The secret code is {code}. {self._words('on', half)}"
+        return self._chat(f"{text}\n\nWhat is the secret code in the text above? Be brief.", 64)
 
     def _words(self, purpose: str, count: int) -> str:
-        chance = random.Random(f"{self.nonce} {purpose}")  # noqa: S311  (words to read, nothing secret)
-        return f"[{self.nonce} {purpose}] " + " ".join(chance.choices(_WORDS, k=count))
+        # Never the same beginning twice: the prefix cache would hide what a long prompt costs.
+        words = random.choices(_WORDS, k=count)  # noqa: S311  (to be read, nothing secret)
+        return f"[{purpose} {secrets.token_hex(8)}] {' '.join(words)}"
 
     def _chat(self, content: str | list[dict[str, Any]], max_tokens: int, *, thinking: bool = False) -> dict[str, Any]:
         return {

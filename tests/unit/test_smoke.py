@@ -315,12 +315,15 @@ def test_without_server_info_the_accept_length_is_read_from_the_metrics(plain: P
 
 
 def test_one_broken_long_prompt_or_an_engine_unwell_after_them_fails_the_soak(plain: Plain, streamed: Streamed) -> None:
-    good, well = streamed("long_first"), plain("model_info")
+    well, stream = plain("model_info"), streamed("long_first")
+    good = (stream.content[:5], stream)
     assert smoke.judge_soak([good, good], well, EXPECT).passed
-    broken = replace(good, done=False)
-    for streams, health in (([good, broken], well), ([good, good], plain("apikey_nokey_chat"))):
-        check = smoke.judge_soak(streams, health, EXPECT)
+    broken = (good[0], replace(stream, done=False))
+    for found, health in (([good, broken], well), ([good, good], plain("apikey_nokey_chat"))):
+        check = smoke.judge_soak(found, health, EXPECT)
         assert (check.passed, check.setting) == (False, "pools.qwen38.mem_fraction_static")
+    garbled = smoke.judge_soak([good, ("48213", stream)], well, EXPECT)
+    assert (garbled.passed, garbled.setting) == (False, "pools.qwen38.model")
 
 
 def test_a_setting_of_the_worker_itself_is_named_where_it_stands() -> None:
