@@ -30,7 +30,7 @@ Loc = tuple[str | int, ...]
 """Where a value is: mapping keys and list positions from the top of the document."""
 
 _MAX_DEPTH = 32
-_MAX_DIGITS = 18  # more digits than any value has; longer ones stay text and fail where a number is meant
+_MAX_DIGITS = 20  # more digits than any value has; longer ones stay text and fail where a number is meant
 _INT = re.compile(r"[-+]?(0|[1-9][0-9]*)")
 _FLOAT = re.compile(r"[-+]?([0-9]+\.[0-9]*|\.[0-9]+|[0-9]+)([eE][-+]?[0-9]+)?")
 _TRAPS = (
@@ -98,7 +98,9 @@ def read(raw: bytes, *, first_line: int = 1) -> Document:
         doc.problems.append(Problem(line, (), f"is not YAML: {_explain(error)}"))
     except ReaderError as error:
         line = text.count("\n", 0, error.position) + first_line
-        doc.problems.append(Problem(line, (), f"holds a character that YAML does not allow: U+{ord(error.character):04X}"))
+        # ruamel.yaml declares a string here and raises with a number.
+        code = error.character if isinstance(error.character, int) else ord(error.character)
+        doc.problems.append(Problem(line, (), f"holds a character that YAML does not allow: U+{code:04X}"))
     except YAMLError as error:
         doc.problems.append(Problem(first_line, (), f"is not YAML: {error}"))
     return doc
@@ -196,8 +198,8 @@ class _Builder:
             if pattern.fullmatch(text):
                 self._problem(event, loc, f'{text} without quotes {why}; {_advice(text)} or, as text, "{text}"')
                 return text
-        if _INT.fullmatch(text) and len(text) <= _MAX_DIGITS:
-            return int(text)
+        if _INT.fullmatch(text):
+            return int(text) if len(text) <= _MAX_DIGITS else text
         if _FLOAT.fullmatch(text) and math.isfinite(number := float(text)):
             return number
         return text

@@ -1,0 +1,417 @@
+"""What an inventory may say: the classes are the schema, each field's description says what it means and in which unit.
+
+All of it is frozen. A value is only ever what was written: no text becomes a number, no unknown key is passed over.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, GetCoreSchemaHandler, PrivateAttr
+from pydantic_core import CoreSchema, core_schema
+
+from lodger.errors import InventoryError
+from lodger.yamldoc import Document
+
+# ---------------------------------------------------------------- what a value may be
+
+
+@dataclass(frozen=True)
+class Checked:
+    """Annotation of a text: what is accepted, in words for the person who mistyped it, and the test."""
+
+    accepts: str
+    test: Callable[[str], bool]
+
+    def __get_pydantic_core_schema__(self, source: type, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_after_validator_function(self._check, handler(source))
+
+    def _check(self, value: str) -> str:
+        if not self.test(value):
+            raise ValueError
+        return value
+
+
+def like(pattern: str) -> Callable[[str], bool]:
+    """Return the test whether a whole text matches ``pattern``."""
+    compiled = re.compile(pattern)
+    return lambda value: compiled.fullmatch(value) is not None
+
+
+def _absolute(value: str) -> bool:
+    return value.startswith("/") and value.isprintable() and not {"..", "."} & set(value.split("/"))
+
+
+def _beneath(value: str) -> bool:
+    return value.isprintable() and all(part not in ("", ".", "..") for part in value.split("/")) and value[:1] != "-"
+
+
+Text = Annotated[str, Checked("text on one line, printable characters only", lambda v: v != "" and v.isprintable())]
+Value = Annotated[str, Checked("text on one line, not beginning with -", lambda v: v != "" and v.isprintable() and v[0] != "-")]
+"""Text that follows an option on a command line, where a dash would make it one."""
+Name = Annotated[str, Checked("lower-case letters, digits and -, at most 40", like(r"[a-z0-9][a-z0-9-]{0,39}"))]
+Label = Annotated[str, Checked("lower-case letters, digits, . and -, at most 60", like(r"[a-z0-9][a-z0-9.-]{0,59}"))]
+Address = Annotated[str, Checked("a host name or an IP address", like(r"[A-Za-z0-9:][A-Za-z0-9._:-]{0,252}"))]
+Listen = Annotated[str, Checked("an IPv4 address of the host, or 0.0.0.0", like(r"(\d{1,3}\.){3}\d{1,3}"))]
+AbsolutePath = Annotated[str, Checked("an absolute path without . or .. in it", _absolute)]
+RelativePath = Annotated[str, Checked("a path below models_dir, without . or .. in it", _beneath)]
+Digest = Annotated[str, Checked("sha256: and 64 lower-case hex digits", like(r"sha256:[0-9a-f]{64}"))]
+Repository = Annotated[
+    str,
+    Checked(
+        "registry/path/name without tag or digest",
+        like(r"[a-zA-Z0-9][a-zA-Z0-9.-]*(:\d+)?(/[a-z0-9]+([._-]+[a-z0-9]+)*)+"),
+    ),
+]
+Tag = Annotated[str, Checked("an image tag such as v0.5.19-cu129", like(r"\w[\w.-]{0,127}"))]
+Version = Annotated[str, Checked('a version in quotes, such as "12.9"', like(r"\d+(\.\d+){1,3}"))]
+MachineId = Annotated[str, Checked("the 32 hex digits of /etc/machine-id, in quotes", like(r"[0-9a-f]{32}"))]
+Url = Annotated[str, Checked("an http or https URL", like(r"https?://[A-Za-z0-9.:\[\]-]+(/[A-Za-z0-9._~/-]*)?"))]
+User = Annotated[str, Checked("a login name", like(r"[A-Za-z0-9_][A-Za-z0-9_.@-]{0,63}"))]
+NeighbourName = Annotated[
+    str, Checked("the service's own name, not beginning with lodger-", like(r"(?!lodger-)[A-Za-z0-9][A-Za-z0-9:_.@\\-]*"))
+]
+Port = Annotated[int, Field(ge=1, le=65535)]
+Seconds = Annotated[int, Field(ge=1, le=604800)]
+GpuIndex = Annotated[int, Field(ge=0, le=63)]
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(frozen=True, strict=True, extra="forbid", use_attribute_docstrings=True)
+
+
+class _Named(_Model):
+    _name: str = PrivateAttr("")
+
+    @property
+    def name(self) -> str:
+        """The key under which the inventory lists it."""
+        return self._name
+
+
+_N = TypeVar("_N", bound=_Named)
+
+
+def give_names(items: dict[str, _N]) -> dict[str, _N]:
+    """Tell each item the key it is listed under, and return them."""
+    for key, item in items.items():
+        item._name = key  # the mapping's key is the item's name; nothing else sets it
+    return items
+
+
+_NAMED = AfterValidator(give_names)
+
+
+# ---------------------------------------------------------------- fleet.yml
+
+
+class Image(_Named):
+    """A container image, and the exact bytes of it that were chosen."""
+
+    repository: Repository
+    """Registry and path, as a host pulls it: docker.io/lmsysorg/sglang."""
+    tag: Tag
+    """The tag that `pin` resolves; hosts never see it."""
+    digest: Digest | None = None
+    """The manifest's digest. Written by `invoke pin`; without it nothing is deployed."""
+    cuda: Version | None = None
+    """CUDA toolkit inside the image: the driver must be new enough for it. None for an image that uses no GPU."""
+
+    @property
+    def reference(self) -> str:
+        """``repository@digest``; raises InventoryError while the image is not pinned."""
+        if self.digest is None:
+            raise InventoryError(
+                f"image {self.name} has no digest: {self.repository}:{self.tag} may be other bytes tomorrow",
+                hint="run `invoke pin` to read it from the registry",
+            )
+        return f"{self.repository}@{self.digest}"
+
+
+class Model(_Named):
+    """Weights in one folder below each host's ``models_dir``."""
+
+    directory: RelativePath
+    """Folder below `models_dir`."""
+    source: Text
+    """Repository on the model hub, organisation/name."""
+    served_name: Value | None = None
+    """The name that clients ask for. A pool's model needs one, a draft none."""
+    revision: Value | None = None
+    """Commit of `source`: a branch name moves."""
+    size_bytes: Annotated[int, Field(ge=1)] | None = None
+    """Size of the whole repository in bytes."""
+
+
+class Weights(_Model):
+    """Where weights are fetched from."""
+
+    endpoints: dict[Literal["modelscope", "huggingface"], Url]
+    """Base URL of each hub, in order of preference."""
+
+
+Algorithm = Literal["DFLASH", "DSPARK", "EAGLE", "EAGLE3", "NEXTN", "NGRAM", "STANDALONE"]
+NO_DRAFT_MODEL = ("NEXTN", "NGRAM")  # the head is inside the target, or there is none
+
+
+class Draft(_Model):
+    """Speculative decoding: what proposes tokens for the model to check."""
+
+    algorithm: Algorithm
+    """SGLang's name of the method."""
+    tokens: Annotated[int, Field(ge=1, le=64)]
+    """Draft tokens a step. For DFLASH the draft's own block_size."""
+    model: Label | None = None
+    """The draft's weights. NEXTN (a head inside the target) and NGRAM have none."""
+    quantization: Value | None = None
+    """The draft's own quantization; unset, SGLang assumes the target's. `unquant` for a BF16 draft."""
+    min_accept_length: Annotated[float, Field(ge=1, le=64)] = 1.0
+    """Smoke fails below this many accepted tokens a step. A draft that never matches reads about 1.0."""
+
+
+class Engine(_Model):
+    """How one SGLang server runs. A pool sets these; a worker's `engine:` may replace single ones."""
+
+    context_length: Annotated[int, Field(ge=1)]
+    """Longest prompt and answer together, in tokens."""
+    mem_fraction_static: Annotated[float, Field(gt=0, lt=1)]
+    """Share of each GPU's memory for weights and pools; the rest is for activations."""
+    chunked_prefill_size: Annotated[int, Field(ge=1)]
+    """Prompt tokens computed in one step."""
+    max_running_requests: Annotated[int, Field(ge=1)]
+    """Requests that really run at once: what the state pool admits, not what one would like."""
+    max_queued_requests: Annotated[int, Field(ge=1)] | None = None
+    """Requests that wait; one more is refused at once."""
+    mamba_full_memory_ratio: Annotated[float, Field(gt=0)] | None = None
+    """Memory of the linear-attention states divided by memory of the KV cache (hybrid models only)."""
+    mamba_radix_cache_strategy: Literal["no_buffer", "extra_buffer", "extra_buffer_lazy"] | None = None
+    """How prefix caching keeps states; sets the slots that one running request takes (3, 5, 4)."""
+    mamba_ssm_dtype: Literal["float32", "bfloat16", "float16"] | None = None
+    """Type of the states; None is what the model's own configuration says."""
+    kv_cache_dtype: Literal["auto", "bfloat16", "fp8_e4m3", "fp8_e5m2"] | None = None
+    """Type of the KV cache; None is the model's own."""
+    reasoning_parser: Value | None = None
+    """Takes the thinking out of `content`. None leaves it there."""
+    tool_call_parser: Value | None = None
+    """Turns the model's tool call text into `tool_calls`. None leaves it in `content`."""
+    disable_custom_all_reduce: bool = False
+    """True for GPUs without peer-to-peer access."""
+    draft: Draft | None = None
+    """Speculative decoding; None is none."""
+    extra_args: tuple[Text, ...] = ()
+    """Further options of the engine, appended as they are."""
+    shm_size_gib: Annotated[int, Field(ge=1, le=1024)] = 32
+    """Shared memory of the container in GiB, through which the ranks of tensor parallelism talk."""
+    start_timeout_s: Seconds = 1200
+    """Slowest start that is still believed in, from container to healthy."""
+    longest_stream_s: Seconds = 900
+    """Longest answer that a client may wait for; the router cuts a request off here."""
+    stop_timeout_s: Seconds = 930
+    """How long a stop waits for running answers before it kills. More than `longest_stream_s`."""
+    restart_burst: Annotated[int, Field(ge=1, le=20)] = 3
+    """Starts within one interval after which a crash loop ends as failed."""
+    restart_delay_s: Seconds = 15
+    """Pause before a restart."""
+
+
+class Routing(_Model):
+    """How a pool's routers choose a worker and notice a dead one. Times and figures: sglang-router 0.2.4, measured."""
+
+    policy: Literal["cache_aware", "round_robin", "power_of_two", "random"] = "cache_aware"
+    """`cache_aware` sends a prompt where its longest known prefix went."""
+    cache_threshold: Annotated[float, Field(ge=0, le=1)] = 0.3
+    """Share of a prompt that must match a known prefix for the prompt to follow it."""
+    balance_abs_threshold: Annotated[int, Field(ge=1)] = 4
+    """Difference in requests between the busiest and the idlest worker above which load decides, not the prefix."""
+    balance_rel_threshold: Annotated[float, Field(ge=1)] = 1.2
+    """And their quotient, which must be exceeded as well."""
+    health_check_interval_s: Seconds = 5
+    """Pause between two looks at a worker."""
+    health_failure_threshold: Annotated[int, Field(ge=1)] = 2
+    """Failed looks in a row after which a worker gets no more requests."""
+    attempts: Annotated[int, Field(ge=1, le=10)] = 2
+    """Times that one request is sent in all, the first included (the router's `max-retries` counts like that too)."""
+    worker_join_timeout_s: Seconds = 86400
+    """How long a worker that is not up yet is waited for before the router forgets it."""
+
+
+class Pool(Engine, _Named):
+    """Workers behind one address: the same image, model and settings by construction."""
+
+    image: Label
+    """The engine's image, by its name under `images`."""
+    model: Label
+    """The model served, by its name under `models`."""
+    router_image: Label | None = None
+    """The router's image; a pool without router needs none."""
+    routing: Routing = Routing()
+    """Shared by every router of the pool."""
+
+
+class Site(_Model):
+    """What all hosts share: the content of ``fleet.yml``."""
+
+    site: Label
+    """Name of the site, for titles."""
+    images: Annotated[dict[Label, Image], _NAMED]
+    """Container images."""
+    models: Annotated[dict[Label, Model], _NAMED]
+    """Weights, targets and drafts alike."""
+    weights: Weights
+    """Where weights come from."""
+    pools: Annotated[dict[Label, Pool], _NAMED]
+    """What is served."""
+
+
+# ---------------------------------------------------------------- <host>.yml
+
+
+class Gpus(_Model):
+    """The GPUs of one host, all alike."""
+
+    model: Text
+    """Name as nvidia-smi prints it."""
+    count: Annotated[int, Field(ge=1, le=64)]
+    """How many; they are numbered from 0."""
+    memory_mib: Annotated[int, Field(ge=1)]
+    """Memory of each in MiB."""
+
+
+class Ssh(_Model):
+    """What differs from the operator's own OpenSSH configuration; anything unset is resolved as OpenSSH would."""
+
+    user: User | None = None
+    """Login name."""
+    port: Port | None = None
+    """Port of sshd."""
+    identity_file: Text | None = None
+    """Private key on the operator's machine."""
+    known_hosts_file: Text | None = None
+    """Host keys on the operator's machine."""
+
+
+class Neighbour(_Named):
+    """Somebody else's service that Lodger may stop, through its owner only, and must put back."""
+
+    kind: Literal["unit", "program", "container", "compose"]
+    """Its owner: systemd, supervisord, Docker, Docker Compose."""
+    policy: Literal["pause", "replace"]
+    """`pause`: stopped while GPUs are needed, then started. `replace`: stopped and disabled until rolled back."""
+    gpu_memory_mib: Annotated[int, Field(ge=0)] = 0
+    """GPU memory in MiB that it holds on each of `gpus` beside our workers."""
+    gpus: tuple[GpuIndex, ...] | None = None
+    """The GPUs it uses; None is all of the host's."""
+
+
+class Worker(_Named):
+    """One SGLang server on a host."""
+
+    pool: Label
+    """The pool it serves in."""
+    gpus: tuple[GpuIndex, ...]
+    """Its GPUs; their number is the tensor parallelism."""
+    port: Port
+    """Port on the host."""
+    listen: Listen = "0.0.0.0"  # noqa: S104  # routers on other hosts must reach it
+    """Address of the host on which the port is published."""
+    engine: dict[str, Any] = Field(default_factory=dict)
+    """Settings of the pool that are different for this worker; see Engine."""
+
+    @property
+    def tp(self) -> int:
+        """Tensor parallelism: one rank a GPU."""
+        return len(self.gpus)
+
+
+class Router(_Model):
+    """The process that gives a pool one address."""
+
+    pool: Label
+    """The pool behind it."""
+    port: Port
+    """Port on the host that clients use."""
+    prometheus_port: Port
+    """Port of its metrics."""
+    listen: Listen = "0.0.0.0"  # noqa: S104  # clients are on other machines
+    """Address on which clients reach it."""
+    prometheus_listen: Listen = "127.0.0.1"
+    """Address of its metrics, which name every worker."""
+    start_timeout_s: Seconds = 60
+    """Slowest start: 12 to 16 s were seen."""
+    restart_burst: Annotated[int, Field(ge=1, le=20)] = 5
+    """Starts within one interval after which a crash loop ends as failed."""
+    restart_delay_s: Seconds = 5
+    """Pause before a restart."""
+
+
+class Host(_Named):
+    """A machine, and what Lodger may do there."""
+
+    address: Address
+    """What one would give to ssh."""
+    service_address: Address | None = None
+    """What other hosts reach its workers at; None is `address`."""
+    ssh: Ssh = Ssh()
+    """Connection settings."""
+    machine_id: MachineId | None = None
+    """/etc/machine-id: whether the machine at the address is the one meant. None until the first contact."""
+    gpus: Gpus
+    """Its GPUs."""
+    driver: Version
+    """The NVIDIA driver that it should run."""
+    models_dir: AbsolutePath
+    """Folder of the weights."""
+    neighbours: Annotated[dict[NeighbourName, Neighbour], _NAMED] = Field(default_factory=dict)
+    """Services of other people that may be touched. Whatever is not named here is not."""
+    workers: Annotated[dict[Name, Worker], _NAMED] = Field(default_factory=dict)
+    """Our servers."""
+    router: Router | None = None
+    """Our router, if this host has one."""
+
+    def reserved_mib(self, gpu: int) -> int:
+        """Memory of one GPU in MiB that neighbours keep while workers serve."""
+        return sum(n.gpu_memory_mib for n in self.neighbours.values() if n.gpus is None or gpu in n.gpus)
+
+
+class Fleet(Site):
+    """Everything: the site and its hosts."""
+
+    hosts: Annotated[dict[Name, Host], _NAMED]
+    """All hosts by name, the file's name without .yml."""
+    folder: Path
+    """The folder it was read from; `models/<name>/` in it holds the models' own files."""
+    sources: Mapping[str, Document] = Field(default_factory=dict, repr=False, exclude=True)
+    """The files as read, by their name without .yml."""
+
+    def settings(self, worker: Worker) -> Engine:
+        """Return a worker's settings: its pool's, with its own in place."""
+        return Engine.model_validate(merged(self.pools[worker.pool], worker.engine))
+
+    def pool_workers(self, pool: str) -> tuple[tuple[Host, Worker], ...]:
+        """Return every worker of a pool with its host, ordered by their names."""
+        return tuple(
+            (host, worker)
+            for _, host in sorted(self.hosts.items())
+            for _, worker in sorted(host.workers.items())
+            if worker.pool == pool
+        )
+
+    def where(self, *loc: str | int, host: str | None = None) -> str:
+        """Return ``file:line`` of a value: of a host's file, or of fleet.yml when ``host`` is None."""
+        stem = host or "fleet"
+        return f"{self.folder / stem}.yml:{self.sources.get(stem, Document()).line(loc)}"
+
+
+def merged(pool: Pool, own: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a pool's engine settings with ``own`` in place, not yet validated; a mapping replaces key by key."""
+    merged: dict[str, Any] = {name: getattr(pool, name) for name in Engine.model_fields}
+    for key, value in own.items():
+        if isinstance(value, dict) and isinstance(before := merged.get(key), BaseModel):
+            merged[key] = before.model_dump() | value
+        else:
+            merged[key] = value
+    return merged
