@@ -11,6 +11,7 @@ would need the open connection handed to it; a turn takes a second or two, and t
 from __future__ import annotations
 
 import os
+import re
 import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
@@ -34,6 +35,10 @@ _TURN = threading.Lock()
 _COMMAND_TIMEOUT = 60.0
 _MESSAGE_LINES = 6
 _MESSAGE_LENGTH = 800
+# How testinfra prints a command that failed.
+_COMMAND_RESULT = re.compile(
+    r"CommandResult\(backend=<[^>]*>, exit_status=\d+, command=b(['\"])(.*?)\1, _stdout=(.*?), _stderr=(.*?)\)$", re.MULTILINE
+)
 
 
 @dataclass(frozen=True)
@@ -177,5 +182,7 @@ def _message(report: pytest.TestReport | pytest.CollectReport) -> str:
         reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longrepr
         return f"it was skipped, so it saw nothing ({reason})"
     crash = getattr(report.longrepr, "reprcrash", None)
-    lines = str(crash.message if crash else report.longrepr).strip().splitlines()
+    text = str(crash.message if crash else report.longrepr).removeprefix("AssertionError: ")
+    text = _COMMAND_RESULT.sub(r"`\2` \3 \4", text)
+    lines = [line for line in text.splitlines() if line.strip() and "Use -v to get" not in line]
     return "\n".join(lines[:_MESSAGE_LINES] if crash else lines[-_MESSAGE_LINES:])[:_MESSAGE_LENGTH]
