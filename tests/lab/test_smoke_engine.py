@@ -1,0 +1,194 @@
+"""The smoke test against the simulated engine, started as the inventory says; then once for each setting that is broken.
+
+Each broken setting must fail its own check and no other, and the check must name the setting.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from ruamel.yaml import YAML
+
+from lodger.inventory import Fleet, Host, load
+from lodger.render import render
+from lodger.serving.client import Client
+from lodger.serving.smoke import Check, Expectation, SmokeReport, smoke
+
+ROOT = Path(__file__).resolve().parents[2]
+ENGINE = ROOT / "lab" / "engine"
+CLOCK = "60"  # times faster than real: a start takes a second or two
+START_DEADLINE = 90.0
+
+
+@pytest.fixture(scope="module")
+def fleet() -> Fleet:
+    return load(ROOT / "hosts")
+
+
+@pytest.fixture(scope="module")
+def models(fleet: Fleet, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of models: their published description, and sparse files in place of weights."""
+    folder = tmp_path_factory.mktemp("models")
+    for name, model in fleet.models.items():
+        source, target = fleet.folder / "models" / name, folder / model.directory
+        target.mkdir()
+        shutil.copy(source / "config.json", target)
+        tensors = json.loads((source / "tensors.json").read_text())
+        shards = [f"model-{number}.safetensors" for number in range(tensors["shards"])]
+        for shard in shards:
+            with (target / shard).open("wb") as file:
+                file.truncate(tensors["total_size"] // len(shards))
+        index = {"metadata": {"total_size": tensors["total_size"]}, "weight_map": {shard: shard for shard in shards}}
+        (target / "model.safetensors.index.json").write_text(json.dumps(index))
+    return folder
+
+
+def command_line(fleet: Fleet, host: Host, models: Path) -> list[str]:
+    """Return the engine's arguments as they are rendered for worker a, with the models' folder and a port of the test's."""
+    compose = next(file.content for file in render(fleet, host).files if file.path == "worker-a/compose.yml")
+    words = [str(word).replace("$$", "$") for word in YAML(typ="safe").load(compose)["services"]["engine"]["command"]]
+    words = [word.replace("/models/", f"{models}/") for word in words]
+    return replaced(replaced(words, "--port", str(free_port())), "--host", "127.0.0.1")
+
+
+def replaced(words: list[str], option: str, value: str) -> list[str]:
+    at = words.index(option)
+    return [*words[: at + 1], value, *words[at + 2 :]]
+
+
+def without(words: list[str], option: str) -> list[str]:
+    at = words.index(option)
+    return words[:at] + words[at + 2 :]
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port: int = taken.getsockname()[1]
+        return port
+
+
+@contextlib.contextmanager
+def engine(words: list[str], gpus: int, folder: Path) -> Iterator[Client]:
+    """Run the simulated engine until the block ends; yield a client of it once it is healthy."""
+    devices, control, log = folder / "dev", folder / "control", folder / "engine.log"
+    devices.mkdir()
+    control.mkdir()
+    (control / "clock").write_text(CLOCK)
+    for index in range(gpus):
+        gpu = {
+            "index": index,
+            "name": "NVIDIA GeForce RTX 3090",
+            "uuid": f"GPU-{index:08d}",
+            "memory_mib": 24576,
+            "compute_capability": "8.6",
+            "driver": "580.126.09",
+        }
+        (devices / f"nvidia{index}").write_text(json.dumps(gpu) + "\n")
+    for name in ("nvidiactl", "nvidia-uvm"):
+        (devices / name).touch()
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            [sys.executable, *words],
+            env={**os.environ, "PYTHONPATH": str(ENGINE), "SIM_DEV_DIR": str(devices), "SIM_CONTROL_DIR": str(control)},
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    try:
+        with Client(f"http://127.0.0.1:{words[words.index('--port') + 1]}") as client:
+            deadline = time.monotonic() + START_DEADLINE
+            while not client.get("/health", 25).ok:
+                assert process.poll() is None, log.read_text()[-2000:]
+                assert time.monotonic() < deadline, log.read_text()[-2000:]
+                time.sleep(0.1)
+            yield client
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait(10)
+
+
+Smoked = Callable[..., SmokeReport]
+
+
+@pytest.fixture
+def smoked(fleet: Fleet, models: Path, tmp_path: Path) -> Smoked:
+    """Smoke worker a of node1; ``change`` alters the engine's command line, ``declared`` another inventory."""
+
+    def run(change: Callable[[list[str]], list[str]] = list, declared: Fleet = fleet) -> SmokeReport:
+        host = declared.hosts["node1"]
+        with engine(change(command_line(declared, host, models)), host.gpus.count, tmp_path) as client:
+            return smoke(client, Expectation.of(declared, host, host.workers["a"], min_kv_tokens=50_000))
+
+    return run
+
+
+def with_pool(fleet: Fleet, **settings: object) -> Fleet:
+    pool = fleet.pools["qwen38"]
+    return fleet.model_copy(update={"pools": {**fleet.pools, pool.name: pool.model_copy(update=settings)}})
+
+
+def told(checks: tuple[Check, ...]) -> list[str]:
+    return [f"{check.name}: {check.detail}" for check in checks]
+
+
+def test_a_worker_that_serves_what_is_declared_passes(smoked: Smoked) -> None:
+    start = time.monotonic()
+    report = smoked()
+    assert told(report.failures) == []
+    names = {check.name for check in report.checks}
+    assert names == {
+        *("model name", "context length", "concurrency", "KV pool", "chat", "thinking", "tool call", "streaming"),
+        *("image", "over-long prompt", "draft", "long prompts"),
+    }
+    assert "42" in report.reply
+    assert report.ttft_s is not None
+    assert report.tokens_per_s is not None
+    assert time.monotonic() - start < 60
+
+
+@pytest.mark.parametrize(
+    ("change", "failing", "setting"),
+    [
+        (lambda words: without(words, "--tool-call-parser"), "tool call", "pools.qwen38.tool_call_parser"),
+        (lambda words: without(words, "--reasoning-parser"), "thinking", "pools.qwen38.reasoning_parser"),
+        (lambda words: without(words, "--speculative-draft-model-quantization"), "draft", "pools.qwen38.draft"),
+        (lambda words: [*words, "--language-model-only"], "image", "pools.qwen38.extra_args"),
+        (lambda words: replaced(words, "--context-length", "65536"), "context length", "pools.qwen38.context_length"),
+        (lambda words: replaced(words, "--mem-fraction-static", "0.85"), "long prompts", "pools.qwen38.mem_fraction_static"),
+        (lambda words: replaced(words, "--served-model-name", "another"), "model name", "pools.qwen38.model"),
+    ],
+    ids=["no tool parser", "no reasoning parser", "dead draft", "no vision", "smaller context", "OOM", "another name"],
+)
+def test_a_broken_setting_fails_its_own_check_and_is_named(
+    smoked: Smoked, change: Callable[[list[str]], list[str]], failing: str, setting: str
+) -> None:
+    report = smoked(change)
+    assert [check.name for check in report.failures] == [failing], told(report.failures)
+    assert report.failures[0].setting == setting
+
+
+def test_a_concurrency_that_the_memory_does_not_give_is_named(smoked: Smoked, fleet: Fleet) -> None:
+    report = smoked(declared=with_pool(fleet, max_running_requests=48))
+    assert [check.name for check in report.failures] == ["concurrency"], told(report.failures)
+    assert report.failures[0].setting == "pools.qwen38.max_running_requests"
+
+
+def test_a_tool_parser_taken_from_one_worker_is_named_there(smoked: Smoked, fleet: Fleet) -> None:
+    node1 = fleet.hosts["node1"]
+    worker = node1.workers["a"].model_copy(update={"engine": {"tool_call_parser": None}})
+    host = node1.model_copy(update={"workers": {"a": worker}})
+    report = smoked(declared=fleet.model_copy(update={"hosts": {**fleet.hosts, "node1": host}}))
+    assert [check.name for check in report.failures] == ["tool call"], told(report.failures)
+    assert report.failures[0].setting == "node1: workers.a.engine.tool_call_parser"
