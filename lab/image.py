@@ -1,8 +1,9 @@
 """What twins are made of, built once on this machine and kept under MACHINE until something it is made from changes.
 
-Three Docker images on this machine, each on the one before: `base` (a small Debian by debootstrap, from the mirror that the machine's own apt
-uses), `os` (the packages of a lab host) and `twin` (our files: simulated GPU, world, units). And one store: the container images that twins pull
-(engine, router), in the form of a registry's folder, beside a folder for a twin's /var/lib/docker that holds only what its neighbours run.
+Three Docker images on this machine, each on the one before: `base` (a small Debian by debootstrap, from the mirror that the
+machine's own apt uses), `os` (the packages of a lab host) and `twin` (our files: simulated GPU, world, units). And one store:
+the container images that twins pull (engine, router), as a registry's folder, and beside it a folder for a new twin's
+/var/lib/docker that holds only what its neighbours run.
 """
 
 import json
@@ -17,14 +18,24 @@ from pathlib import Path
 from lab.run import CHECKOUT, MACHINE, LabError, digest, locked, run, say
 
 HERE = CHECKOUT / "lab"
+RECIPES = HERE / "image"
 RELEASE = "bookworm"
 REGISTRY = "docker.m.daocloud.io"
 # What systemd, dockerd and sshd need inside a twin. `--privileged` would ask for capabilities that a CI machine may lack.
+_CAPABILITIES = ("SYS_ADMIN", "NET_ADMIN", "SYS_PTRACE", "SYS_NICE", "SYS_MODULE", "SYSLOG", "SYS_BOOT", "IPC_LOCK")
 CONTAINER_RIGHTS = [
     "--cgroupns=private",
-    *(f"--cap-add={name}" for name in ("SYS_ADMIN", "NET_ADMIN", "SYS_PTRACE", "SYS_NICE", "SYS_MODULE", "SYSLOG", "SYS_BOOT", "IPC_LOCK")),
+    *(f"--cap-add={name}" for name in _CAPABILITIES),
     *(f"--security-opt={what}=unconfined" for what in ("seccomp", "apparmor", "systempaths")),
-]  # fmt: skip
+]
+_BASE_PACKAGES = "ca-certificates,python3,procps,curl"
+_FILES = """
+cp -rT /lab/image/twin /
+chmod 440 /etc/sudoers.d/operator
+cd /lab/gpu
+install nvidia-smi nvidia-container-runtime-hook /usr/bin/
+systemctl enable -q twin-hardware twin-neighbours ssh docker supervisor
+"""
 
 
 @dataclass(frozen=True)
@@ -41,59 +52,39 @@ class Store:
 
     def new_disk(self, target: Path) -> None:
         """Make `target` a fresh /var/lib/docker; layers are hard links, for overlayfs never writes to a lower folder."""
-        source = self.path / "docker"
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.mkdir()
-        for entry in source.iterdir():
+        target.mkdir(parents=True)
+        for entry in (self.path / "docker").iterdir():
             run(["cp", "-al" if entry.name == "overlay2" else "-a", entry, target / entry.name])
 
 
 def twin_image() -> str:
     """Return the name of the image that a twin runs, built if need be (about two minutes the first time)."""
-    base = f"lodger-lab/base:{digest(RELEASE, _BASE_RECIPE)}"
-    os_image = f"lodger-lab/os:{digest(base, HERE / 'image' / 'os.sh', HERE / 'image' / 'packages')}"
-    files = [HERE / "image" / "twin", HERE / "gpu"]
-    twin = f"lodger-lab/twin:{digest(os_image, *files)}"
+    base = f"lodger-lab/base:{digest(RELEASE, _BASE_PACKAGES, RECIPES / 'base.sh')}"
+    os_image = f"lodger-lab/os:{digest(base, RECIPES / 'os.sh', RECIPES / 'packages')}"
+    twin = f"lodger-lab/twin:{digest(os_image, _FILES, RECIPES / 'twin', HERE / 'gpu')}"
     if _exists(twin):
         return twin
     with locked(MACHINE / "image.lock"):
         if not _exists(base):
             _build_base(base)
         if not _exists(os_image):
-            say("installing a lab host's packages (about a minute, once)")
-            _commit(os_image, base, ["sh", "/lab/os.sh"], mounts=[f"{HERE / 'image'}:/lab:ro"], network="host")
+            say("installing a lab host's packages (under a minute, once)")
+            _commit(os_image, base, ["sh", "/lab/image/os.sh"], network="host")
         if not _exists(twin):
-            say("adding the simulated GPU and the twin's world")
-            programs = "cd /lab/gpu && install nvidia-smi nvidia-container-runtime-hook /usr/bin/ && install gpu_service.py /usr/lib/twin/"
-            units = "systemctl enable -q twin-hardware twin-neighbours ssh docker supervisor"
-            script = f"cp -rT /lab/image/twin / && chmod 440 /etc/sudoers.d/operator && {programs} && {units}"
-            _commit(twin, os_image, ["sh", "-ec", script], mounts=[f"{HERE}:/lab:ro"])
+            _commit(twin, os_image, ["sh", "-ec", _FILES])
     return twin
 
 
 def store(twin: str) -> Store:
     """Return the store of container images, built if need be (some seconds when only the engine's code changed)."""
-    inputs = [HERE / "image" / "router.lock", HERE / "image" / "store.sh", HERE / "engine", HERE / "gpu" / "gpu_service.py"]
-    path = MACHINE / "stores" / digest(_BASE_RECIPE, *inputs)
+    stock = digest(_BASE_PACKAGES, RECIPES / "base.sh", RECIPES / "router.lock", RECIPES / "stock.sh", RECIPES / "docker.sh")
+    path = MACHINE / "stores" / digest(stock, RECIPES / "engine.sh", HERE / "engine", HERE / "gpu" / "gpu_service.py")
     listing = path / "digests.json"
     if not listing.exists():
         with locked(MACHINE / "store.lock"):
             if not listing.exists():
-                _build_store(path, twin)
+                _build_store(path, MACHINE / "stock" / stock, twin)
     return Store(path, json.loads(listing.read_text()))
-
-
-_BASE_RECIPE = """
-set -eu
-root=$1
-cd "$root"
-printf 'path-exclude=/usr/share/doc/*\npath-exclude=/usr/share/man/*\npath-exclude=/usr/share/info/*\npath-exclude=/usr/share/locale/*
-path-include=/usr/share/locale/de/*\npath-include=/usr/share/locale/zh_CN/*\npath-include=/usr/share/locale/locale.alias\n' > etc/dpkg/dpkg.cfg.d/slim
-find usr/share/locale -mindepth 1 -maxdepth 1 -type d ! -name de ! -name zh_CN -exec rm -r {} +
-rm -rf usr/share/doc/* usr/share/man/* usr/share/info/* var/cache/apt/*.bin var/cache/apt/archives/*.deb var/lib/apt/lists/* var/log/*
-find usr -name __pycache__ -prune -exec rm -r {} +
-"""
-_BASE_PACKAGES = "ca-certificates,python3,procps,curl"
 
 
 def _exists(image: str) -> bool:
@@ -109,27 +100,23 @@ def _build_base(image: str) -> None:
         shutil.rmtree(root, ignore_errors=True)
         root.parent.mkdir(parents=True, exist_ok=True)
         keyring = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
-        keys = [f"--keyring={keyring}"] if keyring.exists() else []
-        run(
-            ["debootstrap", "--variant=minbase", f"--include={_BASE_PACKAGES}", *keys, RELEASE, root, mirrors[0][0]],
-            timeout=900,
-        )
+        options = ["--variant=minbase", f"--include={_BASE_PACKAGES}", *([f"--keyring={keyring}"] if keyring.exists() else [])]
+        run(["debootstrap", *options, RELEASE, root, mirrors[0][0]], timeout=900)
         (root / "etc/apt/sources.list").write_text("".join(f"deb {uri} {suite} main\n" for uri, suite in mirrors))
         # A machine that reaches its mirror through a proxy, or with dates unchecked, says so in apt's configuration.
-        settings = [
-            line
-            for line in run(["apt-config", "dump"]).stdout.splitlines()
-            if line.startswith(("Acquire::http", "Acquire::Check"))
-        ]
-        (root / "etc/apt/apt.conf.d/90machine").write_text("".join(f"{line}\n" for line in settings))
-        run(["sh", "-c", _BASE_RECIPE, "sh", root])
+        settings = run(["apt-config", "dump"]).stdout.splitlines()
+        wanted = [f"{line}\n" for line in settings if line.startswith(("Acquire::http", "Acquire::Check"))]
+        (root / "etc/apt/apt.conf.d/90machine").write_text("".join(wanted))
+        run(["sh", RECIPES / "base.sh", root])
         run(["tar", "-C", root, "--numeric-owner", "-cf", archive, "."])
         shutil.rmtree(root)
     else:
         say(f"this machine's apt knows no Debian mirror; starting from the image debian:{RELEASE}")
-        script = f"apt-get update -q && apt-get install -qy --no-install-recommends {_BASE_PACKAGES.replace(',', ' ')}"
-        _commit(image + "-pulled", f"debian:{RELEASE}", ["sh", "-ec", f"{script}; {_BASE_RECIPE}", "sh", "/"], network="host")
-        container = run(["docker", "create", image + "-pulled"]).stdout.strip()
+        packages = _BASE_PACKAGES.replace(",", " ")
+        script = f"apt-get update -q; apt-get install -qy --no-install-recommends {packages}; sh /lab/image/base.sh /"
+        pulled = f"{image}-pulled"
+        _commit(pulled, f"debian:{RELEASE}", ["sh", "-ec", script], network="host")
+        container = run(["docker", "create", pulled]).stdout.strip()
         run(["docker", "export", "-o", archive, container])
         run(["docker", "rm", container])
     run(["docker", "import", archive, image])
@@ -140,68 +127,79 @@ def _debian_mirrors() -> list[tuple[str, str]]:
     if not shutil.which("apt-get"):
         return []
     form = "$(LABEL)\t$(COMPONENT)\t$(REPO_URI)"
-    listed = run(["apt-get", "indextargets", "--format", form, "Created-By: Packages"], check=False).stdout.splitlines()
-    found = {}
-    for line in listed:
-        label, component, uri = line.split("\t")
-        if component == "main" and label in ("Debian", "Debian-Security"):
+    listed = run(["apt-get", "indextargets", "--format", form, "Created-By: Packages"], check=False).stdout
+    found: dict[str, str] = {}
+    for label, component, uri in (line.split("\t") for line in listed.splitlines()):
+        if component == "main":
             found.setdefault(label, uri)
     suites = {"Debian": RELEASE, "Debian-Security": f"{RELEASE}-security"}
     return [(found[label], suite) for label, suite in suites.items() if label in found] if "Debian" in found else []
 
 
-def _commit(
-    image: str,
-    parent: str,
-    argv: list[str],
-    *,
-    mounts: Iterable[str] = (),
-    network: str = "none",
-) -> None:
-    """Run a program in a container of `parent` and keep what it left as `image`."""
+def _commit(image: str, parent: str, argv: list[str], *, network: str = "none") -> None:
+    """Run a program in a container of `parent`, with the lab's folder at /lab, and keep what it left as `image`."""
     name = f"lodger-lab-build-{os.getpid()}"
-    volumes = [word for mount in mounts for word in ("-v", mount)]
     try:
-        run(["docker", "run", "--name", name, "--network", network, "--user", "0", *volumes, parent, *argv], timeout=900)
+        run(["docker", "run", "--name", name, "--network", network, "-v", f"{HERE}:/lab:ro", parent, *argv], timeout=900)
         run(["docker", "commit", name, image])
     finally:
         run(["docker", "rm", "-f", name], check=False)
 
 
-def _build_store(path: Path, twin: str) -> None:
-    say("building the images that twins pull: engine, router (some seconds)")
+def _build_store(path: Path, stock: Path, twin: str) -> None:
+    """Build a store on the stock of images that do not change with the engine's code."""
     began = time.monotonic()
-    work = path.with_name(path.name + ".partial")
+    if not stock.exists():
+        say("building the images that twins pull: router, CUDA base (some seconds, once)")
+        mounts = [f"{MACHINE / 'base.tar'}:/base.tar:ro", f"{_router_packages()}:/router:ro"]
+        _in_builder("stock.sh", twin, stock, None, mounts)
+    say("building the engine's image")
+    _in_builder("engine.sh", twin, path, stock, [])
+    say(f"images built in {time.monotonic() - began:.0f} s")
+    _forget_old_stores()
+
+
+def _forget_old_stores() -> None:
+    """Remove all but the newest stores and those from which some lab's registry serves."""
+    label = "lodger-lab.store"
+    used = run(["docker", "ps", "-a", "--filter", f"label={label}", "--format", f'{{{{.Label "{label}"}}}}']).stdout.split()
+    stores = sorted((MACHINE / "stores").iterdir(), key=lambda path: path.stat().st_mtime)
+    for old in stores[:-3]:
+        if old.name not in used:
+            shutil.rmtree(old)
+
+
+def _router_packages() -> Path:
+    """Return a folder with the real router and what it imports, as locked."""
+    lock = RECIPES / "router.lock"
+    target = MACHINE / f"router-{digest(lock)}"
+    if not target.exists():
+        partial = target.with_suffix(".partial")
+        shutil.rmtree(partial, ignore_errors=True)
+        platforms = ["--platform=manylinux2014_x86_64", "--platform=manylinux_2_28_x86_64", "--python-version=3.11"]
+        pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "install", "-q", "--no-deps", "--no-compile"]
+        run([*pip, "--only-binary=:all:", *platforms, "--require-hashes", "-r", lock, "--target", partial])
+        partial.rename(target)
+    return target
+
+
+def _in_builder(script: str, twin: str, result: Path, start: Path | None, mounts: Iterable[str]) -> None:
+    """Run one of the recipes in a container with a Docker daemon of its own; its /store becomes `result`."""
+    work = result.with_name(f"{result.name}.partial")
     shutil.rmtree(work, ignore_errors=True)
     work.mkdir(parents=True)
-    python = MACHINE / f"router-{digest(HERE / 'image' / 'router.lock')}"
-    if not python.exists():
-        unfinished = python.with_name(python.name + ".partial")
-        shutil.rmtree(unfinished, ignore_errors=True)
-        lock = ["--require-hashes", "-r", HERE / "image" / "router.lock"]
-        system = [
-            "--platform=manylinux2014_x86_64",
-            "--platform=manylinux_2_28_x86_64",
-            "--python-version=3.11",
-            "--only-binary=:all:",
-        ]
-        pip = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
-        run([*pip, "install", "-q", "--no-deps", "--no-compile", "--target", unfinished, *system, *lock])
-        unfinished.rename(python)
-    name = f"lodger-lab-store-{os.getpid()}"
-    mounts = [f"{work}:/store", f"{MACHINE / 'base.tar'}:/base.tar:ro", f"{HERE}:/lab:ro", f"{python}:/router:ro"]
-    volumes = [word for mount in mounts for word in ("-v", mount)]
+    if start is not None:
+        Store(start, {}).new_disk(work / "docker")
+        run(["cp", "-al", start / "registry", work / "registry"])
+    name = f"lodger-lab-build-{os.getpid()}"
+    volumes = [word for mount in [f"{work}:/store", f"{HERE}:/lab:ro", *mounts] for word in ("-v", mount)]
+    options = ["--rm", "--network=none", "--tmpfs=/run", "-e", f"TWIN_CGROUP={name}", "--entrypoint=/usr/lib/twin/init"]
     try:
-        run(["docker", "run", "--rm", "--name", name, "--network=none", *CONTAINER_RIGHTS, "--tmpfs=/run", "-e", f"TWIN_CGROUP={name}",
-             *volumes, "--entrypoint=/usr/lib/twin/init", twin, "run", "/bin/sh", "/lab/image/store.sh"], timeout=300)  # fmt: skip
-    except LabError:
+        run(["docker", "run", "--name", name, *CONTAINER_RIGHTS, *options, *volumes, twin, "run", "sh", f"/lab/image/{script}"])
+    except LabError as error:
         log = work / "log"
-        if log.exists():
-            raise LabError(
-                f"the store of images could not be built: {log.read_text().strip().splitlines()[-1]}", f"see {log}"
-            ) from None
-        raise
+        last = log.read_text(errors="replace").strip().splitlines()[-1] if log.exists() else str(error)
+        raise LabError(f"{script} failed: {last}", f"its log is {log}") from error
     finally:
         run(["docker", "rm", "-f", name], check=False)
-    work.rename(path)
-    say(f"images built in {time.monotonic() - began:.0f} s")
+    work.rename(result)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 CHECKOUT = Path(__file__).resolve().parent.parent
-# Shared by every checkout on the machine: images, stores and the lab's own dockerd. Everything else lies in <checkout>/.lab.
+# Shared by every checkout on the machine: images, stores, disks, and the lab's own dockerd. The rest lies in <checkout>/.lab.
 MACHINE = Path(os.environ.get("LODGER_LAB_DIR", "/var/lib/lodger-lab"))
 
 
@@ -32,7 +32,7 @@ def run(
     argv: Sequence[str | Path],
     *,
     check: bool = True,
-    stdin: str | bytes | None = None,
+    stdin: str | bytes = b"",
     env: Mapping[str, str] | None = None,
     timeout: float = 600,
 ) -> subprocess.CompletedProcess[str]:
@@ -42,24 +42,19 @@ def run(
     """
     words = [str(word) for word in argv]
     data = stdin.encode() if isinstance(stdin, str) else stdin
-    source = {"input": data} if data is not None else {"stdin": subprocess.DEVNULL}
     try:
         raw = subprocess.run(
-            words, capture_output=True, env={**os.environ, **(env or {})}, timeout=timeout, check=False, **source
-        )  # type: ignore[call-overload]  # input and stdin exclude each other
+            words, input=data, capture_output=True, env={**os.environ, **(env or {})}, timeout=timeout, check=False
+        )
     except FileNotFoundError as error:
-        raise LabError(
-            f"there is no program {words[0]} on this machine", "lab.up installs what it needs when run as root"
-        ) from error
+        raise LabError(f"there is no program {words[0]} on this machine", "lab.up installs what the lab needs") from error
     except subprocess.TimeoutExpired as error:
         raise LabError(f"`{' '.join(words[:4])}` did not end within {timeout:.0f} s") from error
-    done = subprocess.CompletedProcess(
-        words, raw.returncode, raw.stdout.decode(errors="replace"), raw.stderr.decode(errors="replace")
-    )
-    if check and done.returncode:
-        lines = (done.stderr.strip() or done.stdout.strip() or "no output").splitlines()
-        raise LabError(f"`{' '.join(words[:6])}` ended with {done.returncode}: {lines[-1]}")
-    return done
+    out, err = (text.decode(errors="replace") for text in (raw.stdout, raw.stderr))
+    if check and raw.returncode:
+        last = (err.strip() or out.strip() or "no output").splitlines()[-1]
+        raise LabError(f"`{' '.join(words[:6])}` ended with {raw.returncode}: {last}")
+    return subprocess.CompletedProcess(words, raw.returncode, out, err)
 
 
 def wait_until(true: Callable[[], bool], what: str, timeout: float, pause: float = 0.05) -> None:
@@ -80,19 +75,15 @@ def locked(path: Path) -> Iterator[None]:
         yield
 
 
-def digest(*parts: str | bytes | Path) -> str:
+def digest(*parts: str | Path) -> str:
     """Twelve hex digits that change when a text, a file or anything in a folder changes (names, contents and the x bit)."""
     whole = hashlib.sha256()
     for part in parts:
-        files = sorted(part.rglob("*")) if isinstance(part, Path) and part.is_dir() else [part]
-        for item in files:
-            if isinstance(item, Path):
-                if "__pycache__" in item.parts or not (item.is_symlink() or item.is_file()):
-                    continue
-                relative = item.relative_to(part) if isinstance(part, Path) and item != part else Path(item.name)
-                body = str(item.readlink()).encode() if item.is_symlink() else item.read_bytes()
-                whole.update(f"{relative}\0{os.access(item, os.X_OK)}\0".encode() + body)
-            else:
-                whole.update(item.encode() if isinstance(item, str) else item)
-            whole.update(b"\0")
+        if isinstance(part, str):
+            whole.update(part.encode() + b"\0")
+            continue
+        for path in sorted(part.rglob("*")) if part.is_dir() else [part]:
+            if "__pycache__" not in path.parts and (path.is_symlink() or path.is_file()):
+                body = str(path.readlink()).encode() if path.is_symlink() else path.read_bytes()
+                whole.update(f"{path.relative_to(part)}\0{os.access(path, os.X_OK)}\0".encode() + body + b"\0")
     return whole.hexdigest()[:12]

@@ -1,14 +1,14 @@
 """What the lab needs from the machine: a few programs, and a Docker daemon.
 
-Programs are installed through apt when root on Debian or Ubuntu; elsewhere the refusal lists what is missing. A Docker daemon that
-runs already is used; where there is none the lab starts its own under MACHINE, with a socket of its own, and stops it when
+Programs are installed through apt when root on Debian or Ubuntu; elsewhere the refusal lists what is missing. A Docker daemon
+that runs already is used; where there is none the lab starts its own under MACHINE, with a socket of its own, and stops it when
 the last lab on the machine goes down. A daemon that was killed leaves its files behind; `ensure` starts it again over them.
 """
 
 import os
 import shutil
+import signal
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
 
 from lab.run import MACHINE, LabError, locked, run, say, wait_until
@@ -22,9 +22,23 @@ NEEDED = {
     "ssh-keygen": "openssh-client",
     "ip": "iproute2",
 }
-SOCKET = MACHINE / "run" / "docker.sock"
-DAEMON = ["dockerd", "--data-root", str(MACHINE / "docker"), "--exec-root", str(MACHINE / "run" / "exec"), "--host", f"unix://{SOCKET}",
-          "--pidfile", str(MACHINE / "run" / "dockerd.pid"), "--bridge=none", "--iptables=false", "--ip6tables=false", "--live-restore"]  # fmt: skip
+DATA = MACHINE / "docker"
+RUN = MACHINE / "run"
+HOST = f"unix://{RUN / 'docker.sock'}"
+PID_FILE = RUN / "dockerd.pid"
+LOG = MACHINE / "dockerd.log"
+# Bridges between twins need no packet filter on the machine; twins outlive a daemon that is killed.
+DAEMON = [
+    "dockerd",
+    f"--data-root={DATA}",
+    f"--exec-root={RUN / 'exec'}",
+    f"--host={HOST}",
+    f"--pidfile={PID_FILE}",
+    "--bridge=none",
+    "--iptables=false",
+    "--ip6tables=false",
+    "--live-restore",
+]
 
 
 def ensure() -> None:
@@ -33,83 +47,80 @@ def ensure() -> None:
     Raises LabError when it cannot be made ready: not root, no apt, or the daemon does not come up.
     """
     if os.geteuid() != 0:
-        raise LabError(
-            "the lab needs root on this machine: it makes file systems and containers", "run it with sudo, or as root"
-        )
+        raise LabError("the lab makes file systems and containers, which takes root on this machine", "run it as root")
     missing = sorted({package for program, package in NEEDED.items() if not shutil.which(program)})
     if missing:
         _install(missing)
-    os.environ.pop("DOCKER_CONTEXT", None)
-    if _answers(None):
+    if _aim():
         return
-    os.environ["DOCKER_HOST"] = f"unix://{SOCKET}"
-    if not _answers(SOCKET):
-        with locked(MACHINE / "dockerd.lock"):
-            if not _answers(SOCKET):
-                _start_daemon()
+    with locked(MACHINE / "dockerd.lock"):
+        if not _answers():
+            _start_daemon()
+
+
+def docker_runs() -> bool:
+    """Say whether the lab's Docker daemon answers; start nothing."""
+    return shutil.which("docker") is not None and _aim()
 
 
 def stop_daemon_if_unused() -> None:
     """Stop the lab's own dockerd when no lab on the machine has a container or network left; never the machine's own."""
-    if os.environ.get("DOCKER_HOST") != f"unix://{SOCKET}" or not _answers(SOCKET):
+    if os.environ.get("DOCKER_HOST") != HOST:
         return
     with locked(MACHINE / "dockerd.lock"):
-        left = run(["docker", "ps", "-aq"]).stdout + run(["docker", "network", "ls", "-q", "--filter", "type=custom"]).stdout
-        pid = _daemon_pid()
-        if left.strip() or pid is None:
+        networks = run(["docker", "network", "ls", "-q", "--filter", "type=custom"], check=False)
+        containers = run(["docker", "ps", "-aq"], check=False)
+        pid = daemon_pid()
+        if pid is None or containers.returncode or containers.stdout.strip() or networks.stdout.strip():
             return
-        os.kill(pid, 15)
-        wait_until(lambda: _daemon_pid() is None, "the lab's dockerd stops", 30)
-        run(["umount", "-R", MACHINE / "run" / "exec" / "netns"], check=False)
-        shutil.rmtree(MACHINE / "run", ignore_errors=True)
+        os.kill(pid, signal.SIGTERM)
+        wait_until(lambda: daemon_pid() is None, "the lab's dockerd stops", 30)
+        for line in Path("/proc/mounts").read_text().splitlines():
+            mount = Path(line.split()[1])
+            if mount == DATA or RUN in mount.parents:
+                run(["umount", mount], check=False)
+        shutil.rmtree(RUN)
 
 
-def docker_runs() -> bool:
-    """Say whether a Docker daemon answers now, the machine's own or the lab's, and aim at it; start nothing."""
-    if not shutil.which("docker"):
-        return False
-    if _answers(None):
-        return True
-    os.environ["DOCKER_HOST"] = f"unix://{SOCKET}"
-    return _answers(SOCKET)
-
-
-def _answers(socket: Path | None) -> bool:
-    env = {} if socket is None else {"DOCKER_HOST": f"unix://{socket}"}
-    return run(["docker", "version", "--format", "{{.Server.Version}}"], check=False, env=env, timeout=20).returncode == 0
-
-
-def _daemon_pid() -> int | None:
+def daemon_pid() -> int | None:
+    """Return the process id of the lab's own dockerd, or None when it does not run."""
     try:
-        pid = int((MACHINE / "run" / "dockerd.pid").read_text())
+        pid = int(PID_FILE.read_text())
         command = Path(f"/proc/{pid}/cmdline").read_bytes()
     except (OSError, ValueError):
         return None
     return pid if command.split(b"\0")[0].endswith(b"dockerd") else None
 
 
+def _aim() -> bool:
+    """Choose the daemon and say whether it answers: the machine's own, unless the lab has come to have its own."""
+    os.environ.pop("DOCKER_CONTEXT", None)
+    if not DATA.exists() and _answers():
+        return True
+    os.environ["DOCKER_HOST"] = HOST
+    return _answers()
+
+
+def _answers() -> bool:
+    return run(["docker", "version", "--format", "{{.Server.Version}}"], check=False, timeout=30).returncode == 0
+
+
 def _start_daemon() -> None:
     say("starting a Docker daemon of the lab's own")
-    log = MACHINE / "dockerd.log"
-    (MACHINE / "run").mkdir(parents=True, exist_ok=True)
-    if _daemon_pid() is None:
-        (MACHINE / "run" / "dockerd.pid").unlink(missing_ok=True)
-        with log.open("ab") as out:
-            daemon = subprocess.Popen(DAEMON, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True)
-        ended: Callable[[], bool] = lambda: daemon.poll() is not None  # noqa: E731  # one of two short conditions
-    else:
-        ended = lambda: _daemon_pid() is None  # noqa: E731  # the other
-    wait_until(lambda: ended() or _answers(SOCKET), "dockerd answers", 60, pause=0.2)
-    if ended():
-        last = log.read_text(errors="replace").strip().splitlines()[-1:]
-        raise LabError(f"dockerd did not start: {' '.join(last)}", f"its log is {log}")
+    RUN.mkdir(parents=True, exist_ok=True)
+    if daemon_pid() is None:
+        PID_FILE.unlink(missing_ok=True)
+    with LOG.open("ab") as log:
+        daemon = subprocess.Popen(DAEMON, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
+    wait_until(lambda: daemon.poll() is not None or _answers(), "dockerd answers", 60, pause=0.2)
+    if daemon.poll() is not None:
+        last = LOG.read_text(errors="replace").strip().splitlines()[-1:]
+        raise LabError(f"dockerd did not start: {' '.join(last)}", f"its log is {LOG}")
 
 
 def _install(packages: list[str]) -> None:
     if not shutil.which("apt-get"):
-        raise LabError(
-            f"the lab needs these Debian packages or their like: {', '.join(packages)}", "install them, then run this again"
-        )
+        raise LabError(f"the lab needs these Debian packages or their like: {', '.join(packages)}", "install them first")
     say(f"installing {', '.join(packages)} with apt")
     quiet = {"DEBIAN_FRONTEND": "noninteractive"}
     run(["apt-get", "update", "-q"], check=False, env=quiet)

@@ -9,7 +9,10 @@ import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from invoke import Collection, Context, Exit, task
+from invoke.collection import Collection
+from invoke.context import Context
+from invoke.exceptions import Exit
+from invoke.tasks import task
 
 if TYPE_CHECKING:
     from lab.lab import Lab

@@ -4,24 +4,25 @@ import io
 import json
 import subprocess
 import tarfile
-import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from lab.image import CONTAINER_RIGHTS, Store
+from lab.image import CONTAINER_RIGHTS
 from lab.run import LabError, run, wait_until
-from lab.world import File, World
+from lab.world import File
 
 USER = "operator"
-# One question, asked inside the twin until it is answered: is everything up that is up on such a host?
+# Asked inside the twin until true: do the services run that the lab promises? What is deployed there is not asked for.
 _READY = """
-for _ in $(seq 300); do
-    if [ -e /var/lib/twin/settled ] && systemctl -q is-active ssh docker supervisor && [ -z "$(systemctl list-jobs --no-legend | grep -v timer)" ] &&
-        [ -z "$(docker ps -q --filter status=restarting)" ] && ! supervisorctl status | grep -q STARTING; then exit 0; fi
+for _ in $(seq 200); do
+    if [ -e /var/lib/twin/settled ] && systemctl -q is-active ssh docker supervisor && ! supervisorctl status | grep -q STARTING
+    then exit 0; fi
     sleep 0.1
 done
-systemctl --failed --no-legend; systemctl list-jobs --no-legend; exit 1
+systemctl --no-legend list-units --failed
+exit 1
 """
 
 
@@ -31,8 +32,8 @@ class Twin:
 
     name: str  # the host's name in the inventory
     container: str
-    address: str
     network: str
+    address: str
     identity_file: Path
     known_hosts_file: Path
     machine_id: str
@@ -42,59 +43,58 @@ class Twin:
         argv: Sequence[str] | str,
         *,
         check: bool = True,
-        stdin: str | None = None,
+        stdin: str = "",
         user: str = "root",
         timeout: float = 120,
     ) -> subprocess.CompletedProcess[str]:
-        """Run a program (or, given a text, a shell script) inside the twin and return its output."""
+        """Run a program (or, given a text, a shell script) inside the twin and return its output.
+
+        Raises LabError when it fails, unless `check` is off, or when it outlives `timeout` seconds.
+        """
         words = ["sh", "-c", argv] if isinstance(argv, str) else list(argv)
-        flags = ["-i"] if stdin is not None else []
-        return run(["docker", "exec", *flags, "-u", user, self.container, *words], check=check, stdin=stdin, timeout=timeout)
+        return run(["docker", "exec", "-i", "-u", user, self.container, *words], check=check, stdin=stdin, timeout=timeout)
 
     def ssh(self) -> list[str]:
         """Return the command line that logs in as the operator, strict about the host's key."""
-        options = {"IdentityFile": self.identity_file, "IdentitiesOnly": "yes", "UserKnownHostsFile": self.known_hosts_file,
-                   "GlobalKnownHostsFile": "/dev/null", "StrictHostKeyChecking": "yes"}  # fmt: skip
-        return [
-            "ssh",
-            "-F",
-            "/dev/null",
-            *(w for k, v in options.items() for w in ("-o", f"{k}={v}")),
-            f"{USER}@{self.address}",
+        options = [
+            f"IdentityFile={self.identity_file}",
+            "IdentitiesOnly=yes",
+            f"UserKnownHostsFile={self.known_hosts_file}",
+            "GlobalKnownHostsFile=/dev/null",
+            "StrictHostKeyChecking=yes",
         ]
+        return ["ssh", "-F", "/dev/null", *(word for option in options for word in ("-o", option)), f"{USER}@{self.address}"]
 
     def write(self, path: str, text: str, mode: str = "644") -> None:
-        """Write a file inside the twin."""
-        self.exec(f'mkdir -p "$(dirname "$0")" && cat > "$0" && chmod {mode} "$0"'.replace("$0", path), stdin=text)
+        """Write a file inside the twin, folders included."""
+        self.exec(["sh", "-ec", 'mkdir -p "${1%/*}"; cat > "$1"; chmod "$2" "$1"', "sh", path, mode], stdin=text)
 
     def clock(self, factor: float) -> None:
         """Make simulated engines started from now on run `factor` times faster than real ones."""
         self.write("/run/gpu-sim/clock", f"{factor}\n")
 
-    def faults(self, faults: object) -> None:
-        """Set the list of faults that simulated engines act out (form: lab/engine/README.md); an empty list clears it."""
-        self.write("/run/gpu-sim/faults.json", json.dumps(faults))
+    def faults(self, faults: Sequence[Mapping[str, object]]) -> None:
+        """Set what simulated engines act out (form: lab/engine/README.md); an empty list ends it."""
+        self.write("/run/gpu-sim/faults.json", json.dumps(list(faults)))
 
-    def wait_ready(self, timeout: float = 60) -> None:
-        """Wait until systemd has nothing left to start and the neighbours run."""
-        wait_until(
-            lambda: self.exec("systemctl is-system-running --wait", check=False).stdout.strip() in ("running", "degraded"),
-            f"{self.name} boots",
-            timeout,
-        )
-        asked = self.exec(_READY, check=False, timeout=timeout)
+    def wait_ready(self) -> None:
+        """Wait until systemd has nothing left to start and the lab's own services run."""
+        booted = ("running", "degraded")
+        ask = "systemctl is-system-running --wait"
+        wait_until(lambda: self.exec(ask, check=False).stdout.strip() in booted, f"{self.name} boots", 60)
+        asked = self.exec(_READY, check=False)
         if asked.returncode:
-            raise LabError(
-                f"{self.name} is not ready: {asked.stdout.strip() or asked.stderr.strip()}",
-                f"look at it with lab.shell --host {self.name}",
-            )
+            failed = asked.stdout.strip() or asked.stderr.strip() or "no unit has failed"
+            raise LabError(f"{self.name} does not come up: {failed}", f"look at it with lab.shell --host {self.name}")
 
-    def reboot(self) -> None:
-        """Reboot in good order, as `systemctl reboot` does, and wait until everything is back."""
-        before = self._started()
+    def reboot(self, *, wait: bool = True) -> None:
+        """Reboot in good order, as `systemctl reboot` does; wait until everything is back."""
+        before = self._inspect("{{.State.StartedAt}}")
         self.exec(["systemctl", "reboot"], check=False)
-        wait_until(lambda: self.running() and self._started() != before, f"{self.name} reboots", 60)
-        self.wait_ready()
+        rebooted = lambda: self.state() == "running" and self._inspect("{{.State.StartedAt}}") != before  # noqa: E731
+        wait_until(rebooted, f"{self.name} reboots", 60)
+        if wait:
+            self.wait_ready()
 
     def kill(self) -> None:
         """Cut the power; the twin stays off until `start`."""
@@ -114,62 +114,74 @@ class Twin:
         run(["docker", "unpause", self.container])
 
     def cut_network(self) -> None:
-        """Take the twin off the network; packets to it get lost, connections are not closed."""
+        """Take the twin off the network: packets get lost, connections are not closed."""
         self.exec(["ip", "link", "set", "eth0", "down"])
 
     def restore_network(self) -> None:
         """Put the twin back on the network."""
         self.exec(["ip", "link", "set", "eth0", "up"])
 
-    def running(self) -> bool:
-        """Say whether the container runs (it may be paused)."""
-        return run(["docker", "inspect", "-f", "{{.State.Running}}", self.container], check=False).stdout.strip() == "true"
+    @contextmanager
+    def without_network(self) -> Iterator[None]:
+        """Take the twin off the network while the block runs."""
+        self.cut_network()
+        try:
+            yield
+        finally:
+            self.restore_network()
 
-    def _started(self) -> str:
-        return run(["docker", "inspect", "-f", "{{.State.StartedAt}}", self.container], check=False).stdout
+    def state(self) -> str:
+        """Return the container's state: running, paused, exited, ... or absent."""
+        return self._inspect("{{.State.Status}}") or "absent"
 
+    def made_from(self) -> str:
+        """Return the hash of what the container was made from, or nothing when there is no container."""
+        return self._inspect('{{index .Config.Labels "lodger-lab.made-from"}}')
 
-def create(
-    twin: Twin,
-    image: str,
-    store: Store,
-    world: World,
-    disk: Path,
-    extra: Mapping[str, File],
-    flags: Sequence[str],
-    hosts: Mapping[str, str],
-) -> None:
-    """Make the twin's container and disk; nothing of either may exist yet."""
-    store.new_disk(disk)
-    run(["docker", "create", "--name", twin.container, "--hostname", twin.name, "--network", twin.network, "--ip", twin.address, *CONTAINER_RIGHTS,
-         "--tmpfs=/run", "--tmpfs=/tmp", "--restart=unless-stopped", "--stop-signal=SIGRTMIN+3", "-e", f"TWIN_CGROUP={twin.container}", "-e", "container=docker",
-         *(f"--add-host={name}:{address}" for name, address in hosts.items()), "-v", f"{disk}:/var/lib/docker", *flags, "--entrypoint=/usr/lib/twin/init", image])  # fmt: skip
-    files = {
-        **world.files,
-        **extra,
-        "/etc/twin.json": File(json.dumps(world.spec), 0o600),
-        "/etc/machine-id": File(twin.machine_id + "\n", 0o444),
-    }
-    run(["docker", "cp", "-", f"{twin.container}:/"], stdin=_archive(files))
+    def create(
+        self,
+        image: str,
+        *,
+        disk: Path,
+        labels: Mapping[str, str],
+        names: Mapping[str, str],
+        files: Mapping[str, File],
+    ) -> None:
+        """Make the container; it must not exist. `names` are other machines' addresses, `files` what it finds at first boot."""
+        options = [
+            f"--name={self.container}",
+            f"--hostname={self.name}",
+            f"--network={self.network}",
+            f"--ip={self.address}",
+            "--tmpfs=/run",
+            "--tmpfs=/tmp",
+            "--restart=unless-stopped",
+            "--stop-signal=SIGRTMIN+3",
+            "--env=container=docker",
+            f"--env=TWIN_CGROUP={self.container}",
+            f"--volume={disk}:/var/lib/docker",
+            *(f"--label={key}={value}" for key, value in labels.items()),
+            *(f"--add-host={name}:{address}" for name, address in names.items()),
+        ]
+        run(["docker", "create", *options, *CONTAINER_RIGHTS, "--entrypoint=/usr/lib/twin/init", image])
+        machine_id = {"/etc/machine-id": File(f"{self.machine_id}\n", 0o444)}
+        run(["docker", "cp", "-", f"{self.container}:/"], stdin=_archive({**files, **machine_id}))
 
-
-def machine_id(lab: str, name: str) -> str:
-    """Return the machine-id of a lab's twin: the same after every reset."""
-    return uuid.uuid5(uuid.NAMESPACE_DNS, f"{lab}/{name}").hex
+    def _inspect(self, form: str) -> str:
+        return run(["docker", "inspect", "-f", form, self.container], check=False).stdout.strip()
 
 
 def _archive(files: Mapping[str, File]) -> bytes:
-    """Pack files into a tar archive; folders on the way are left to what is there."""
+    """Pack files into a tar archive; missing folders on their way are made."""
     out = io.BytesIO()
     with tarfile.open(fileobj=out, mode="w") as tar:
         for path, file in files.items():
             entry = tarfile.TarInfo(path.lstrip("/"))
-            entry.mode, entry.uid, entry.mtime = file.mode, file.owner, 1_700_000_000
+            entry.mode, entry.mtime = file.mode, 1_700_000_000
+            body = file.text.encode()
             if file.link:
                 entry.type, entry.linkname = tarfile.SYMTYPE, file.link
-                tar.addfile(entry)
             else:
-                body = file.text.encode()
                 entry.size = len(body)
-                tar.addfile(entry, io.BytesIO(body))
+            tar.addfile(entry, io.BytesIO(body))
     return out.getvalue()

@@ -1,151 +1,141 @@
-"""What a twin is told about itself: /etc/twin.json and the files of its neighbours, all derived from one host file. Pure."""
+"""What a twin is told about itself: /etc/twin.json and the files of its neighbours, all derived from its host file. Pure."""
 
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from lab.image import REGISTRY
 from lab.run import CHECKOUT
+from lodger.inventory import Fleet, Host, Model, Neighbour
 
-Yaml = Mapping[str, Any]
 NOTEBOOK = "colleague/notebook:2024.1"
 ENGINE = f"{REGISTRY}/lmsysorg/sglang:v0.5.19-cu129"
-SERVICE = CHECKOUT / "lab" / "gpu" / "gpu_service.py"
-# A replaced neighbour fills the cards as a serving engine does: 24 GiB less what a desktop card keeps for itself and a margin.
-REPLACED_MEMORY_MIB = 20480
+SERVICE = (CHECKOUT / "lab" / "gpu" / "gpu_service.py").read_text()
+ENGINE_CODE = CHECKOUT / "lab" / "engine" / "sglang" / "launch_server.py"
+# A replaced neighbour fills its GPUs as a serving engine does.
+FILLED = 0.85
 
 
 @dataclass(frozen=True)
 class File:
-    """A file to lay into a twin; a link when `link` is set."""
+    """A file to lay into a twin; a symbolic link when `link` is set."""
 
     text: str = ""
     mode: int = 0o644
     link: str = ""
-    owner: int = 0
 
 
 @dataclass
 class World:
-    """What a twin gets before its first boot."""
+    """What a twin gets before its first boot: what world.py inside it reads, and files."""
 
     spec: dict[str, Any]
     files: dict[str, File] = field(default_factory=dict)
 
+    def run(self, *argv: str) -> None:
+        """Have a command run once, at the first boot, when Docker is there."""
+        self.spec["commands"].append(list(argv))
 
-def world(host: Yaml, fleet: Yaml, models_dir: Path, machine_id: str, clock: float) -> World:
-    """Derive a twin's surroundings from its host file and the fleet; `models_dir` holds the models' own small files."""
-    gpus = host["gpus"]
-    spec: dict[str, Any] = {
-        "machine_id": machine_id,
-        "gpus": {"model": gpus["model"], "count": gpus["count"], "memory_mib": gpus["memory_mib"]},
-        "driver": str(host["driver"]),
-        "clock": clock,
-        "models_dir": host["models_dir"],
-        "models": [_model(name, model, models_dir / name) for name, model in fleet.get("models", {}).items()],
-        "commands": [],
-    }
-    made = World(spec)
-    _always(made)
-    for name, neighbour in host.get("neighbours", {}).items():
-        _neighbour(made, name, neighbour, host)
+    def unit(self, name: str, options: str, user: str = "root") -> None:
+        """Add a systemd service, enabled, that runs the service program."""
+        program = self.program(name.removesuffix(".service"))
+        self.files[f"/etc/systemd/system/{name}"] = File(
+            f"[Unit]\nDescription={name.removesuffix('.service')}, kept by a colleague\nAfter=network.target\n\n"
+            f"[Service]\nUser={user}\nExecStart={program} {options}\nRestart=on-failure\n\n"
+            "[Install]\nWantedBy=multi-user.target\n"
+        )
+        self.enable(name, "multi-user.target")
+
+    def enable(self, unit: str, target: str) -> None:
+        """Have a unit start with a target."""
+        self.files[f"/etc/systemd/system/{target}.wants/{unit}"] = File(link=f"/etc/systemd/system/{unit}")
+
+    def program(self, name: str) -> str:
+        """Add the service program under a name of its own and return its path."""
+        path = f"/opt/{name}/service.py"
+        self.files[path] = File(SERVICE, 0o755)
+        return path
+
+
+def world(fleet: Fleet, host: Host, machine_id: str, clock: float) -> World:
+    """Derive a twin's surroundings from its host file and the fleet; `clock` is how much faster than real its engines run."""
+    made = World(
+        {
+            "machine_id": machine_id,
+            "gpus": host.gpus.model_dump(),
+            "driver": host.driver,
+            "clock": clock,
+            "models_dir": str(host.models_dir),
+            "models": [_model(model, fleet.folder / "models" / model.name) for model in fleet.models.values()],
+            "commands": [],
+        }
+    )
+    _strangers(made)
+    for neighbour in host.neighbours.values():
+        _neighbour(made, neighbour, host)
     return made
 
 
-def _always(made: World) -> None:
-    """Add what Lodger has never heard of, to see that it leaves it alone."""
-    made.spec["commands"] += [
-        ["docker", "run", "-d", "--name", "colleague-notebook", "--restart", "always", "-p", "8888:8888", "-v", "colleague-work:/work", NOTEBOOK,
-         "python3", "/opt/notebook/notebook.py", "--name", "notebook", "--port", "8888"],
-        ["docker", "run", "--name", "colleague-migration", NOTEBOOK, "true"],
-    ]  # fmt: skip
-    _unit(
-        made, "colleague-metrics.service", "/opt/colleague-metrics/metrics.py", "--name metrics --port 9100", user="colleague"
-    )
-    made.files |= {
-        "/etc/systemd/system/colleague-backup.service": File(
-            "[Unit]\nDescription=Colleague's backup\n\n[Service]\nType=oneshot\nExecStart=/bin/true\n"
-        ),
-        "/etc/systemd/system/colleague-backup.timer": File(
-            "[Unit]\nDescription=Colleague's nightly backup\n\n[Timer]\nOnCalendar=*-*-* 03:30:00\n\n[Install]\nWantedBy=timers.target\n"
-        ),
-        "/etc/systemd/system/timers.target.wants/colleague-backup.timer": File(
-            link="/etc/systemd/system/colleague-backup.timer"
-        ),
-    }
+def _strangers(made: World) -> None:
+    """Add what no inventory names, to see that it is left alone."""
+    notebook = ["python3", "/opt/notebook/service.py", "--name", "notebook", "--port", "8888"]
+    options = ["--restart", "always", "-p", "8888:8888", "-v", "colleague-work:/work"]
+    made.run("docker", "run", "-d", "--name", "colleague-notebook", *options, NOTEBOOK, *notebook)
+    made.run("docker", "run", "--name", "colleague-migration", NOTEBOOK, "true")
+    made.unit("colleague-metrics.service", "--name metrics --port 9100", user="colleague")
+    backup = "/etc/systemd/system/colleague-backup"
+    made.files[f"{backup}.service"] = File("[Unit]\nDescription=Backup\n\n[Service]\nType=oneshot\nExecStart=/bin/true\n")
+    made.files[f"{backup}.timer"] = File("[Timer]\nOnCalendar=*-*-* 03:30:00\n\n[Install]\nWantedBy=timers.target\n")
+    made.enable("colleague-backup.timer", "timers.target")
 
 
-def _neighbour(made: World, name: str, neighbour: Yaml, host: Yaml) -> None:
-    """Add a neighbour of any kind. It has all GPUs open; one that is replaced fills them and has the first worker's port."""
-    replaced = neighbour.get("policy") == "replace"
-    ports = [worker["port"] for worker in host.get("workers", {}).values()]
-    gpus = ",".join(map(str, range(host["gpus"]["count"])))
-    memory = neighbour.get("gpu_memory_mib", REPLACED_MEMORY_MIB if replaced else 512)
-    port = ports[0] if replaced and ports else 0
-    label = name.removesuffix(".service")
+def _neighbour(made: World, neighbour: Neighbour, host: Host) -> None:
+    """Add a neighbour. One that is to be replaced fills its GPUs and has the first worker's port."""
+    replaced = neighbour.policy == "replace"
+    port = next((worker.port for worker in host.workers.values()), 0) if replaced else 0
+    gpus = ",".join(map(str, range(host.gpus.count) if neighbour.gpus is None else neighbour.gpus))
+    memory = neighbour.gpu_memory_mib or (round(host.gpus.memory_mib * FILLED) if replaced else 0)
+    label = neighbour.name.removesuffix(".service")
     options = f"--name {label} --gpus {gpus} --memory-mib {memory} --port {port}"
-    program = f"/opt/{label}/service.py"
-    match neighbour["kind"]:
+    in_container = ["python3", "/opt/notebook/service.py", *options.split()]
+    match neighbour.kind:
         case "unit":
-            _unit(made, f"{label}.service", program, options)
+            made.unit(f"{label}.service", options)
         case "program":
-            made.files[program] = File(SERVICE.read_text(), 0o755)
             made.files[f"/etc/supervisor/conf.d/{label}.conf"] = File(
-                f"[program:{label}]\ncommand={program} {options}\nautostart=true\nautorestart=true\nstartsecs=1\nredirect_stderr=true\n"
+                f"[program:{label}]\ncommand={made.program(label)} {options}\nstartsecs=1\nredirect_stderr=true\n"
             )
         case "container":
-            if replaced and (CHECKOUT / "lab/engine/sglang/launch_server.py").exists():
-                made.spec["commands"].append(_engine_by_hand(name, host, port or 30000))
+            publish = ["-p", f"{port}:{port}"] if port else []
+            start = ["docker", "run", "-d", "--name", label, "--restart", "unless-stopped", "--gpus", "all", *publish]
+            if replaced and ENGINE_CODE.exists():
+                made.run(*start, *_engine_by_hand(host, port))
             else:
-                made.spec["commands"].append(_container(name, options, port))
+                made.run(*start, NOTEBOOK, *in_container)
         case "compose":
-            made.files[f"/opt/{label}/compose.yml"] = File(_compose(options, port))
-            made.spec["commands"].append(["docker", "compose", "-p", label, "-f", f"/opt/{label}/compose.yml", "up", "-d"])
+            gpu = {"driver": "nvidia", "count": "all", "capabilities": ["gpu"]}
+            service: dict[str, Any] = {"image": NOTEBOOK, "restart": "unless-stopped", "command": in_container}
+            service["deploy"] = {"resources": {"reservations": {"devices": [gpu]}}}
+            service["ports"] = [f"{port}:{port}"] if port else []
+            path = f"/opt/{label}/compose.yml"
+            made.files[path] = File(json.dumps({"services": {"app": service}}, indent=1) + "\n")
+            made.run("docker", "compose", "-p", label, "-f", path, "up", "-d")
 
 
-def _unit(made: World, unit: str, program: str, options: str, user: str = "root") -> None:
-    made.files[program] = File(SERVICE.read_text(), 0o755)
-    made.files[f"/etc/systemd/system/{unit}"] = File(
-        f"[Unit]\nDescription={unit.removesuffix('.service')}, kept by a colleague\nAfter=network.target\n\n"
-        f"[Service]\nUser={user}\nExecStart={program} {options}\nRestart=on-failure\n\n[Install]\nWantedBy=multi-user.target\n"
-    )
-    made.files[f"/etc/systemd/system/multi-user.target.wants/{unit}"] = File(link=f"/etc/systemd/system/{unit}")
+def _engine_by_hand(host: Host, port: int) -> list[str]:
+    """Return the rest of the `docker run` with which somebody started the engine by hand, before Lodger came."""
+    engine = """
+        --model-path /models/Qwen3.8-27B-FP8 --served-model-name qwen3.8-27b --tp-size 4 --context-length 131072
+        --speculative-algorithm DFLASH --speculative-draft-model-path /models/Qwen3.8-27B-DFlash2
+        --speculative-num-draft-tokens 8 --mem-fraction-static 0.80 --chunked-prefill-size 2048
+        --mamba-full-memory-ratio 0.75 --reasoning-parser qwen3 --tool-call-parser qwen3_coder --host 0.0.0.0
+    """
+    docker = f"--cap-add SYS_NICE --ipc host --shm-size 32g -v {host.models_dir}:/models:ro --entrypoint python3"
+    return [*docker.split(), ENGINE, "-m", "sglang.launch_server", *engine.split(), "--port", str(port)]
 
 
-def _container(name: str, options: str, port: int) -> list[str]:
-    publish = ["-p", f"{port}:{port}"] if port else []
-    program = ["python3", "/opt/notebook/notebook.py", *options.split()]
-    return ["docker", "run", "-d", "--name", name, "--restart", "unless-stopped", "--gpus", "all", *publish, NOTEBOOK, *program]
-
-
-def _compose(options: str, port: int) -> str:
-    service: dict[str, Any] = {
-        "image": NOTEBOOK,
-        "restart": "unless-stopped",
-        "command": ["python3", "/opt/notebook/notebook.py", *options.split()],
-        "deploy": {"resources": {"reservations": {"devices": [{"driver": "nvidia", "count": "all", "capabilities": ["gpu"]}]}}},
-    }
-    if port:
-        service["ports"] = [f"{port}:{port}"]
-    return json.dumps({"services": {"app": service}}, indent=1) + "\n"
-
-
-def _engine_by_hand(name: str, host: Yaml, port: int) -> list[str]:
-    """Return the command with which somebody started the engine by hand before Lodger came: values as in the first deployment's notes."""
-    engine = {
-        "model-path": "/models/Qwen3.8-27B-FP8", "speculative-algorithm": "DFLASH",
-        "speculative-draft-model-path": "/models/Qwen3.8-27B-DFlash2", "speculative-num-draft-tokens": "8", "tp-size": "4",
-        "context-length": "131072", "mem-fraction-static": "0.80", "chunked-prefill-size": "2048", "mamba-full-memory-ratio": "0.75",
-        "reasoning-parser": "qwen3", "tool-call-parser": "qwen3_coder", "served-model-name": "qwen3.8-27b", "host": "0.0.0.0", "port": str(port),
-    }  # fmt: skip
-    return ["docker", "run", "-d", "--name", name, "--gpus", "all", "--cap-add", "SYS_NICE", "--restart", "unless-stopped", "--ipc", "host",
-            "--shm-size", "32g", "-p", f"{port}:{port}", "-v", f"{host['models_dir']}:/models:ro", "--entrypoint", "python3", ENGINE,
-            "-m", "sglang.launch_server", *(word for option, value in engine.items() for word in (f"--{option}", value))]  # fmt: skip
-
-
-def _model(name: str, model: Yaml, folder: Path) -> dict[str, Any]:
+def _model(model: Model, folder: Path) -> dict[str, Any]:
     """Describe a model folder: its config, an index, and weights as sparse files that bring the total to the declared size."""
     config, tensors = folder / "config.json", folder / "tensors.json"
     listed: dict[str, Any] = json.loads(tensors.read_text()) if tensors.exists() else {}
@@ -154,10 +144,10 @@ def _model(name: str, model: Yaml, folder: Path) -> dict[str, Any]:
     names = [tensor["name"] for tensor in listed.get("tensors", [])] or ["model.embed_tokens.weight"]
     index = {"metadata": {"total_size": total}, "weight_map": {name: shards[n % count] for n, name in enumerate(names)}}
     texts = {
-        "config.json": config.read_text() if config.exists() else json.dumps({"_name_or_path": name}) + "\n",
+        "config.json": config.read_text() if config.exists() else json.dumps({"_name_or_path": model.source}) + "\n",
         "model.safetensors.index.json": json.dumps(index, indent=1) + "\n",
     }
-    rest = int(model["size_bytes"]) - sum(len(text.encode()) for text in texts.values()) if "size_bytes" in model else total
+    rest = model.size_bytes - sum(len(text.encode()) for text in texts.values()) if model.size_bytes else total
     weights = dict.fromkeys(shards, rest // count)
     weights[shards[-1]] += rest % count
-    return {"directory": model["directory"], "files": texts, "weights": weights}
+    return {"directory": str(model.directory), "files": texts, "weights": weights}

@@ -17,7 +17,8 @@ for list in /etc/apt/sources.list /etc/apt/sources.list.d/*; do
 done
 printf 'Package: *\nPin: release n=trixie\nPin-Priority: 50\n' > /etc/apt/preferences.d/next
 apt-get update -q
-apt-get install -qy --no-install-recommends $(grep -v '^#' /lab/packages)
+packages=$(grep -v '^#' /lab/image/packages)
+apt-get install -qy --no-install-recommends $packages
 apt-get install -qy --no-install-recommends docker-compose/trixie
 cd /tmp && apt-get download -q docker-registry && dpkg-deb -x docker-registry_*.deb registry
 install -D registry/usr/bin/docker-registry /usr/lib/twin/docker-registry
@@ -26,9 +27,8 @@ rm -r docker-registry_*.deb registry
 for locale in de_DE zh_CN; do localedef -i $locale -f UTF-8 $locale.UTF-8; done
 useradd -m -s /bin/bash -u 1000 -g operator operator
 useradd -m -s /bin/bash -u 1001 colleague
-systemctl mask -q systemd-resolved systemd-networkd systemd-timesyncd getty@tty1 console-getty systemd-logind.service 2>/dev/null || true
-systemctl unmask -q systemd-logind.service
-systemctl disable -q apt-daily.timer apt-daily-upgrade.timer e2scrub_all.timer fstrim.timer 2>/dev/null || true
+systemctl mask -q getty@tty1.service console-getty.service
+systemctl disable -q apt-daily.timer apt-daily-upgrade.timer e2scrub_all.timer fstrim.timer
 systemctl set-default -q multi-user.target
 
 rm -f /etc/ssh/ssh_host_* /etc/machine-id /var/lib/dbus/machine-id /etc/apt/sources.list.d/next.* /etc/apt/preferences.d/next
