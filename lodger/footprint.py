@@ -80,6 +80,17 @@ def owners(read: Facts) -> dict[int, Owner]:
     return {pid: owner(process, containers, programs, units) for pid, process in read[facts.PROCESSES].items()}
 
 
+def names(owner: Owner, read: Facts) -> set[Owner]:
+    """Return all that ``owner`` may be called in an inventory: itself, its compose project, a program without its group."""
+    known = {owner}
+    container = read[facts.CONTAINERS].get(owner.name) if owner.kind == "container" else None
+    if container is not None and (project := container.labels.get("com.docker.compose.project")):
+        known.add(Owner("compose", project))
+    if owner.kind == "program":
+        known.add(Owner("program", owner.name.rpartition(":")[2]))
+    return known
+
+
 def of(read: Facts, host: str) -> Footprint:
     """Return the footprint in the facts ``read``: what is not Lodger's on ``host``, by (kind, name)."""
     containers = read[facts.CONTAINERS]

@@ -218,7 +218,7 @@ class Ssh:
             connection = gateway if isinstance(gateway, Connection) else None
 
     def _transport(self) -> paramiko.Transport:
-        transport = self._connection.transport if self._connection is not None else None
+        transport: paramiko.Transport | None = self._connection.transport if self._connection is not None else None
         if transport is None or not transport.is_active():
             raise ConnectionLost("the connection is closed", host=self.host)
         return transport

@@ -6,7 +6,7 @@ The same predicate, :meth:`State.missing`, decides whether a state is skipped an
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from lodger.command import Command, Transport
@@ -59,7 +59,6 @@ class State:
     facts: tuple[Fact[Any], ...] = ()
     provides: frozenset[str] = frozenset()
     deadline: float = 0.0
-    witnesses: tuple[str, ...] = ()
 
     def blockers(self, read: Facts) -> list[Blocker]:
         """Return why this state could not be established now."""
@@ -113,8 +112,14 @@ class State:
 
 @dataclass(frozen=True)
 class Step:
-    """A state within a runbook: where it stands there, and the testinfra files that confirm it."""
+    """A state within a runbook: where it stands there, and the testinfra files that confirm it.
+
+    ``turn`` names the pool whose restarts take turns among hosts, "" for a state that restarts nothing; the turn is given
+    back after the state with ``last_of_turn``.
+    """
 
     state: State
     heading: str = ""
-    witnesses: tuple[str, ...] = field(default=())
+    witnesses: tuple[str, ...] = ()
+    turn: str = ""
+    last_of_turn: bool = False

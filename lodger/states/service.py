@@ -10,7 +10,7 @@ from typing import Any
 from lodger import facts, paths
 from lodger.command import Command, quote, run
 from lodger.facts import Container, Deployed, Fact, Facts, Unit
-from lodger.footprint import Owner, owners
+from lodger.footprint import Owner, names, owners
 from lodger.states.base import Blocker, NoUndo, State
 
 MARK = "# io.lodger.host="
@@ -32,6 +32,7 @@ class Managed:
     container: str
     config: str
     image: str
+    port: int
     gpus: tuple[int, ...]
     start: float
     stop: float
@@ -260,17 +261,6 @@ class ServiceGone(_Service):
         return ""
 
 
-def names(owner: Owner, read: Facts) -> set[Owner]:
-    """Return all that ``owner`` may be called in an inventory: itself, its compose project, a program without its group."""
-    known = {owner}
-    if owner.kind == "container":
-        project = read[facts.CONTAINERS][owner.name].labels.get("com.docker.compose.project")
-        known |= {Owner("compose", project)} if project else set()
-    if owner.kind == "program":
-        known.add(Owner("program", owner.name.rpartition(":")[2]))
-    return known
-
-
 class GpusFree(_Service):
     """The worker's GPUs are its own: the right configuration runs on them already, or nobody but declared neighbours is there.
 
@@ -278,13 +268,11 @@ class GpusFree(_Service):
     memory of a predecessor must really be gone. What may stay is what the neighbours were promised.
     """
 
-    def __init__(
-        self, service: Managed, host: str, *, neighbours: Mapping[Owner, int], replaced: Sequence[Owner], listen_port: int
-    ) -> None:
+    def __init__(self, service: Managed, host: str, *, neighbours: Mapping[Owner, int], replaced: Sequence[Owner]) -> None:
         """Take the service, its host, the neighbours that may share its GPUs (owner -> MiB), and those being replaced."""
         super().__init__(service, host)
         self.name = f"gpus_free({service.name})"
-        self._neighbours, self._replaced, self._port = neighbours, frozenset(replaced), listen_port
+        self._neighbours, self._replaced = neighbours, frozenset(replaced)
         self.provides = frozenset({f"gpu {index}" for index in service.gpus})
         self.facts: tuple[Fact[Any], ...] = (*facts.FOOTPRINT, facts.DRIVER, self._unit)
         self.deadline = 180.0
@@ -329,12 +317,12 @@ class GpusFree(_Service):
             return []
         who = owners(read)
         for port in read[facts.PORTS]:
-            if port.protocol != "tcp" or port.port != self._port:
+            if port.protocol != "tcp" or port.port != self.service.port:
                 continue
             owner = self._publisher(read) if port.process == "docker-proxy" else who.get(port.pid)
             if owner is not None and self._is_ours(owner, read):
                 continue
-            what = f"port {self._port} is taken by {owner or port.process or 'an unknown process'}"
+            what = f"port {self.service.port} is taken by {owner or port.process or 'an unknown process'}"
             hint = "choose another port, or declare it under `neighbours:` with policy replace"
             return [
                 Blocker(what, f"pid {port.pid} listens on {port.address}", hint, self._awaited(owner, read) if owner else "")
@@ -343,7 +331,7 @@ class GpusFree(_Service):
 
     def _publisher(self, read: Facts) -> Owner | None:
         for container in read[facts.CONTAINERS].values():
-            if self._port in container.published:
+            if self.service.port in container.published:
                 return Owner("container", container.name)
         return None
 

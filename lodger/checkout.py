@@ -1,0 +1,33 @@
+"""What git says of this checkout: its revision, and whether it contains another."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+UNKNOWN = "unknown"
+_DIRTY = "-dirty"
+
+
+def revision(root: Path = ROOT) -> str:
+    """Return the commit of the checkout, with ``-dirty`` when files differ from it; ``unknown`` outside git."""
+    commit = _git(root, "rev-parse", "HEAD")
+    if commit is None:
+        return UNKNOWN
+    return commit + (_DIRTY if _git(root, "status", "--porcelain", "--untracked-files=no") else "")
+
+
+def contains(deployed: str, root: Path = ROOT) -> bool:
+    """Return whether the checkout is at ``deployed`` or later; a revision nobody knows counts as contained."""
+    commit = deployed.removesuffix(_DIRTY)
+    return commit == UNKNOWN or _git(root, "merge-base", "--is-ancestor", commit, "HEAD") is not None
+
+
+def _git(root: Path, *arguments: str) -> str | None:
+    """Return what git prints, None when it fails or is not there."""
+    try:
+        done = subprocess.run(["git", "-C", str(root), *arguments], capture_output=True, text=True, timeout=30, check=False)
+    except FileNotFoundError:
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None

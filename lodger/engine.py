@@ -1,0 +1,672 @@
+"""The only loop: lock, ledger, footprint, preconditions, states, undo, witnesses, journal.
+
+It decides from facts, which are read again after everything that may have changed them, and never from an exit code
+that was lost with a connection.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from lodger import facts, footprint, lock, paths
+from lodger.command import Command, Result, Transport, quote
+from lodger.errors import CommandFailed, ConnectionFailed, ConnectionLost, LodgerError, Refused, StateFailed, UndoFailed
+from lodger.facts import Fact, Facts
+from lodger.footprint import Change, Footprint
+from lodger.gate import Gates
+from lodger.states.base import Blocker, Check, NoUndo, State, Step
+
+_POLL = 2.0  # seconds between two readings while a state comes true
+_ATTEMPTS = 3  # how often a state is acted on again after a lost connection
+
+
+class Mark(enum.StrEnum):
+    """What became of a state."""
+
+    SATISFIED = "satisfied"
+    DONE = "done"
+    REFUSED = "refused"
+    FAILED = "failed"
+    UNDONE = "undone"
+    UNDO_FAILED = "undo failed"
+
+
+@dataclass(frozen=True)
+class Ledger:
+    """What an unfinished run left on the host: how the host stood, which states it had begun, what they stopped."""
+
+    run: str
+    runbook: str
+    params: Mapping[str, Any]
+    operator: str
+    before: str
+    acted: tuple[str, ...] = ()
+    stops: tuple[str, ...] = ()
+
+    def text(self) -> str:
+        """Return the file's content."""
+        return json.dumps(self.__dict__, sort_keys=True) + "\n"
+
+    @staticmethod
+    def load(text: str) -> Ledger | None:
+        """Return the ledger in ``text``, None for an empty one; raise Refused for one that nobody can read."""
+        if not text:
+            return None
+        try:
+            data = json.loads(text)
+            return Ledger(**{**data, "acted": tuple(data["acted"]), "stops": tuple(data["stops"])})
+        except (ValueError, TypeError, KeyError) as error:
+            raise Refused(
+                "the ledger of an unfinished run cannot be read",
+                cause=f"{paths.LEDGER}: {error}",
+                hint="look at it and at the last journal on the host, put back what they name, then remove it",
+            ) from error
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a run is to establish on one host.
+
+    ``first`` are the facts that ``build`` needs; ``build(read, ledger)`` returns the steps, ``params`` what a later run
+    needs to know to resume this one. ``difference(read)`` shows what files would change, for a dry run.
+    """
+
+    runbook: str
+    host: str
+    first: tuple[Fact[Any], ...]
+    build: Callable[[Facts, Ledger | None], tuple[list[Step], Mapping[str, Any]]]
+    difference: Callable[[Facts], str] = lambda _: ""
+
+
+@dataclass
+class StateOutcome:
+    """One line of the report."""
+
+    name: str
+    mark: Mark
+    seconds: float = 0.0
+    detail: str = ""
+
+
+@dataclass
+class Outcome:
+    """What a run came to on one host. ``error`` is the failure that ended it; ``news`` what colleagues did meanwhile."""
+
+    host: str
+    task: str
+    mark: Mark = Mark.SATISFIED
+    states: list[StateOutcome] = field(default_factory=list)
+    changed: list[str] = field(default_factory=list)
+    losses: list[Change] = field(default_factory=list)
+    news: list[Change] = field(default_factory=list)
+    error: LodgerError | None = None
+    evidence: str = ""
+    round_trips: int = 0
+    seconds: float = 0.0
+    journal: str = ""
+
+    @property
+    def exit_code(self) -> int:
+        """Return the exit code that DESIGN.md gives this outcome."""
+        if self.mark in {Mark.SATISFIED, Mark.DONE}:
+            return 1 if self.losses else 0
+        if self.mark is Mark.UNDO_FAILED:
+            return 4
+        if self.mark is Mark.REFUSED:
+            return self.error.exit_code if self.error is not None else 3
+        return 1
+
+
+class Connection(Transport, Protocol):
+    """A transport that can be opened again."""
+
+    round_trips: int
+    cancelled: Callable[[], bool]
+
+    def run(self, command: Command, on_line: Callable[[str], None] | None = None) -> Result:
+        """Run ``command``; see Transport."""
+        ...
+
+    def reconnect(self, patience: float = ...) -> None:
+        """Connect again."""
+        ...
+
+
+class Log(Protocol):
+    """Where a run is written down (``journal.Journal``)."""
+
+    run: str
+
+    def write(self, event: str, **fields: Any) -> None:
+        """Append an event; it is on disk when this returns."""
+        ...
+
+    def intent(self, state: str, command: object) -> None:
+        """Append what is about to be done."""
+        ...
+
+    def result(self, state: str, result: Result) -> None:
+        """Append how a command ended."""
+        ...
+
+    def content(self) -> bytes:
+        """Return everything so far."""
+        ...
+
+
+class Reporter(Protocol):
+    """Who tells the operator while the run goes on."""
+
+    def progress(self, host: str, text: str) -> None:
+        """Show where the run is; the next call replaces it."""
+        ...
+
+    def state(self, host: str, outcome: StateOutcome) -> None:
+        """Show what became of a state."""
+        ...
+
+    def note(self, host: str, text: str) -> None:
+        """Show a line that stays."""
+        ...
+
+
+Witnesses = Callable[[Sequence[str], Transport], list[str]]
+"""Runs testinfra files over the open connection and returns what disagrees, one line each."""
+
+
+class Engine:
+    """Establishes the states of one plan on one host."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        log: Log,
+        report: Reporter,
+        witnesses: Witnesses,
+        *,
+        user: str,
+        machine_id: str | None,
+        break_lock: bool = False,
+        gates: Gates | None = None,
+        poll: float = _POLL,
+    ) -> None:
+        self.connection, self.log, self.report, self.witnesses = connection, log, report, witnesses
+        self.user, self.machine_id, self.break_lock, self.poll = user, machine_id, break_lock, poll
+        self.gates = gates or Gates()
+        self.me = lock.me(user, log.run)
+        self._asked_to_stop = connection.cancelled
+
+    # ------------------------------------------------------------ one run
+
+    def run(self, plan: Plan) -> Outcome:
+        """Establish ``plan``; never raises for what happens on the host, the outcome tells."""
+        start = time.monotonic()
+        outcome = Outcome(plan.host, plan.runbook, journal=self.log.run)
+        try:
+            self._run(plan, outcome)
+        except LodgerError as error:
+            error.host = error.host or plan.host
+            outcome.error = error
+            if outcome.mark not in {Mark.FAILED, Mark.UNDO_FAILED}:
+                outcome.mark = Mark.REFUSED if error.exit_code in {2, 3} else Mark.FAILED
+        outcome.round_trips = self.connection.round_trips
+        outcome.seconds = time.monotonic() - start
+        self.log.write("end", outcome=str(outcome.mark), error=str(outcome.error or ""), changed=outcome.changed)
+        return outcome
+
+    def look(self, plan: Plan) -> tuple[Facts, list[Step]]:
+        """Read the facts of ``plan`` and return them with its steps; nothing is changed, no lock is taken."""
+        read = self._read([facts.MACHINE, facts.LEDGER, *plan.first])
+        self._identify(read)
+        return self._build(plan, read, Ledger.load(read[facts.LEDGER]))[:2]
+
+    def refuse_early(self, steps: Sequence[Step], read: Facts) -> None:
+        """Raise Refused for everything that can be known to fail before the first change."""
+        self._refuse_early(steps, read, Outcome(self.connection.host, ""))
+
+    def _run(self, plan: Plan, outcome: Outcome) -> None:
+        read = self._open(plan)
+        finished = False
+        try:
+            with self._renewing():
+                self._locked(plan, read, outcome)
+            finished = True
+        finally:
+            if not finished or outcome.mark is not Mark.SATISFIED or outcome.losses:
+                self._release()
+
+    def _locked(self, plan: Plan, read: Facts, outcome: Outcome) -> None:
+        ledger = Ledger.load(read[facts.LEDGER])
+        read, steps, params = self._build(plan, read, ledger)
+        before = Facts.load(ledger.before, plan.host) if ledger is not None else read
+        if ledger is not None:
+            self.report.note(plan.host, f"run {ledger.run} did not finish; going on from where it was")
+        self.log.write("facts", moment="before", facts=_digest(read), ledger=ledger.run if ledger else None)
+        if ledger is None and all(not step.state.missing(read) for step in steps):
+            self._nothing_to_do(plan, read, steps, outcome)
+            return
+        if ledger is None:
+            self._refuse_early(steps, read, outcome)
+        own = Ledger(self.log.run, plan.runbook, params, self.user, before.dump())
+        if ledger is not None:
+            resumed = ledger.acted if ledger.runbook == plan.runbook else ()
+            own = Ledger(self.log.run, plan.runbook, params, self.user, ledger.before, resumed, ledger.stops)
+        run = _Progress(plan, steps, before, own, outcome, begun=ledger is not None)
+        try:
+            if ledger is not None:  # what an earlier run began is put back when going on is refused
+                self._refuse_early(steps, read, outcome)
+            self._establish_all(run, read)
+        except (LodgerError, KeyboardInterrupt) as error:
+            failure = (
+                error if isinstance(error, LodgerError) else StateFailed("the run was interrupted", cause="Ctrl-C or SIGTERM")
+            )
+            outcome.error, outcome.mark = failure, Mark.FAILED
+            self.gates.fail(plan.host)
+            self._undo_all(run)
+        finally:
+            self.gates.leave(plan.host)
+        self._close(run)
+
+    def _establish_all(self, run: _Progress, read: Facts) -> None:
+        for step in run.steps:
+            start = time.monotonic()
+            state = step.state
+            self._stop_if_asked()
+            if run.stale:
+                read = self._reread(run)
+            missing = state.missing(read)
+            if not missing and state.name not in run.ledger.acted:
+                self._mark(run.outcome, StateOutcome(state.name, Mark.SATISFIED))
+                continue
+            if missing:
+                try:
+                    self._take_turn(step)
+                    self._establish(run, step, read, missing)
+                except (LodgerError, KeyboardInterrupt):
+                    self._mark(run.outcome, StateOutcome(state.name, Mark.FAILED, time.monotonic() - start))
+                    raise
+            self._witness(run, step)
+            self._mark(run.outcome, StateOutcome(state.name, Mark.DONE, time.monotonic() - start, missing))
+            run.outcome.changed.append(state.name)
+            if step.last_of_turn:
+                self.gates.leave(run.plan.host)
+        run.outcome.mark = Mark.DONE
+
+    def _take_turn(self, step: Step) -> None:
+        """Wait until no other host of this command restarts something of the same pool."""
+
+        def waiting(other: str) -> None:
+            self._stop_if_asked()
+            self.report.progress(self.connection.host, f"{step.state.name}: waiting for {other}")
+
+        if step.turn:
+            self.gates.enter(step.turn, self.connection.host, waiting)
+
+    # ------------------------------------------------------------ opening and closing
+
+    def _open(self, plan: Plan) -> Facts:
+        """Check that this is the machine, take the lock, and read everything, in one round trip."""
+        wanted: list[Fact[Any]] = [facts.MACHINE, lock.attempt(self.me), facts.LEDGER, *plan.first]
+        guard = ""
+        if self.machine_id is not None:
+            # On any other machine nothing is written, not even the lock.
+            guard = f'if [ "$(cat /etc/machine-id)" != {quote([self.machine_id])} ]; then {facts.script([facts.MACHINE])}\nexit 0; fi\n'
+        command = facts.command(wanted)
+        result = self.connection.run(
+            Command(guard + command.script, why=command.why, timeout=command.timeout, output_limit=command.output_limit)
+        )
+        read = facts.parse(result.check(plan.host).stdout, plan.host)
+        self._identify(read)
+        held = read[lock.attempt(self.me)]
+        if not held.taken:
+            self._contend(held, read, plan)
+        return read
+
+    def _identify(self, read: Facts) -> None:
+        found = read[facts.MACHINE].machine_id
+        if self.machine_id is None:
+            hint = f'if this is the right machine, write `machine_id: "{found}"` into its host file'
+            raise Refused("the identity of this machine is not recorded", cause=f"its machine-id is {found}", hint=hint)
+        if found != self.machine_id:
+            cause = f"its machine-id is {found}, the inventory says {self.machine_id}"
+            raise Refused(
+                "this is the wrong machine", cause=cause, hint="check `address:`, or `machine_id:` after a reinstallation"
+            )
+
+    def _contend(self, held: lock.Attempt, read: Facts, plan: Plan) -> None:
+        """Take the lock over where the rules allow it, else raise Refused."""
+        if held.failure:
+            # A full or read-only disk says it better through the state that looks at it.
+            _, steps, _ = self._build(plan, read, None)
+            found = [blocker for step in steps for blocker in step.state.blockers(read) if not blocker.awaits]
+            if found:
+                raise _refusal(found)
+            raise Refused("the lock cannot be taken", cause=held.failure, hint=f"look at {paths.VAR} on the host")
+        verdict = lock.judge(held, self.me, lock.process_start(held.owner.pid) if held.owner else 0)
+        if verdict is lock.Verdict.LIVE or (verdict is lock.Verdict.EXPIRED and not self.break_lock):
+            hint = (
+                "wait for it"
+                if verdict is lock.Verdict.LIVE
+                else "its owner is silent for longer than it may be; --break-lock takes over"
+            )
+            who = str(held.owner) if held.owner else "somebody who wrote no name"
+            raise Refused("another run holds this host", cause=f"{who}, last renewed {held.age:.0f} s ago", hint=hint)
+        self.log.write("lock", verdict=str(verdict.value), held=held.text)
+        self.report.note(self.connection.host, f"taking over the lock of {held.owner} ({verdict.value})")
+        if self.connection.run(lock.take_over(held, self.me)).code != 0:
+            raise Refused("another run took the lock over first", hint="wait for it")
+
+    @contextlib.contextmanager
+    def _renewing(self) -> Iterator[None]:
+        """Renew the lock while the block runs."""
+        done = threading.Event()
+
+        def renew() -> None:
+            while not done.wait(lock.RENEWAL):
+                with contextlib.suppress(LodgerError, KeyboardInterrupt):  # the main thread meets the same connection
+                    self.connection.run(lock.renew(self.me))
+
+        thread = threading.Thread(target=renew, name=f"lock-{self.connection.host}", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            done.set()
+
+    def _release(self) -> None:
+        """Give the lock back; over a dead connection it expires by itself."""
+        self._shielded(lambda: self.connection.run(Command(lock.release_script(self.me), why="unlock")))
+
+    def _shielded(self, action: Callable[[], object]) -> None:
+        self.connection.cancelled = lambda: False
+        try:
+            with contextlib.suppress(ConnectionFailed, CommandFailed):
+                action()
+        finally:
+            self.connection.cancelled = self._asked_to_stop
+
+    def _nothing_to_do(self, plan: Plan, read: Facts, steps: Sequence[Step], outcome: Outcome) -> None:
+        """Finish a run that found every state satisfied: the footprint once more, and the lock back, in one round trip."""
+        script = facts.script(facts.FOOTPRINT) + "\n" + lock.release_script(self.me)
+        result = self.connection.run(
+            Command(script, why="compare the footprint and unlock", timeout=90, output_limit=32 * 2**20)
+        )
+        self._compare(footprint.of(read, plan.host), facts.parse(result.stdout, plan.host), frozenset(), outcome)
+        for step in steps:
+            self._mark(outcome, StateOutcome(step.state.name, Mark.SATISFIED))
+
+    def _close(self, run: _Progress) -> None:
+        """Compare the footprint with the one before, put the journal on the host, and end the ledger."""
+        if run.outcome.mark is Mark.UNDO_FAILED:
+            return
+        now = self._reread(run)
+        touched = frozenset(owner for step in run.steps for owner in step.state.touched(run.before) | step.state.touched(now))
+        self._compare(footprint.of(run.before, run.plan.host), now, touched, run.outcome)
+        if run.outcome.losses:
+            names = ", ".join(f"{change.kind} {change.name}" for change in run.outcome.losses)
+            self.log.write("losses", losses=[str(change) for change in run.outcome.losses])
+            if run.outcome.error is None:
+                run.outcome.error = StateFailed(
+                    f"something foreign was lost or changed: {names}", hint="find out who did it, this run or its owner"
+                )
+        if not run.begun:
+            return
+        folder = f"{paths.VAR}/journal"
+        self.connection.run(
+            Command(
+                f"mkdir -p {folder} && cat > {folder}/{quote([self.log.run])}.jsonl && rm -f {paths.LEDGER} && sync -f {paths.VAR}",
+                why="leave the journal, end the ledger",
+                stdin=self.log.content(),
+            )
+        ).check(run.plan.host)
+
+    def _compare(self, before: Footprint, after: Facts, touched: frozenset[footprint.Owner], outcome: Outcome) -> None:
+        changes = footprint.difference(
+            before, footprint.of(after, outcome.host), lambda owner: bool(footprint.names(owner, after) & touched)
+        )
+        outcome.losses = [change for change in changes if change.loss]
+        outcome.news = [change for change in changes if not change.loss]
+
+    # ------------------------------------------------------------ reading
+
+    def _read(self, wanted: Sequence[Fact[Any]]) -> Facts:
+        result = self.connection.run(facts.command(wanted)).check(self.connection.host)
+        return facts.parse(result.stdout, self.connection.host)
+
+    def _reread(self, run: _Progress) -> Facts:
+        wanted = [facts.LEDGER, *run.plan.first, *(fact for step in run.steps for fact in step.state.facts)]
+        read = self._patiently(lambda: self._read(wanted))
+        run.stale = False
+        return read
+
+    def _patiently(self, action: Callable[[], Facts]) -> Facts:
+        """Return what ``action`` reads, connecting again where the connection was lost."""
+        for _ in range(_ATTEMPTS):
+            try:
+                return action()
+            except ConnectionLost as error:
+                self.log.write("connection lost", cause=str(error))
+                self.report.note(self.connection.host, "the connection was lost; connecting again")
+                self.connection.reconnect()
+        return action()
+
+    def _build(self, plan: Plan, read: Facts, ledger: Ledger | None) -> tuple[Facts, list[Step], Mapping[str, Any]]:
+        """Return the steps of ``plan`` and facts that hold all they ask for."""
+        steps, params = plan.build(read, ledger)
+        wanted = [fact for step in steps for fact in step.state.facts]
+        if any(fact not in read for fact in wanted):
+            read = self._read([facts.MACHINE, facts.LEDGER, *plan.first, *wanted])
+        return read, steps, params
+
+    # ------------------------------------------------------------ acting
+
+    def _refuse_early(self, steps: Sequence[Step], read: Facts, outcome: Outcome) -> None:
+        """Raise Refused for everything that can be known to fail before the first change."""
+        provided: set[str] = set()
+        found: list[Blocker] = []
+        for step in steps:
+            state = step.state
+            if not state.missing(read):
+                provided |= state.provides
+                continue
+            mine = [blocker for blocker in state.blockers(read) if not blocker.awaits or blocker.awaits not in provided]
+            if mine:
+                outcome.states.append(StateOutcome(state.name, Mark.REFUSED, detail=mine[0].what))
+                found += mine
+            provided |= state.provides
+        if found:
+            raise _refusal(found)
+
+    def _establish(self, run: _Progress, step: Step, read: Facts, missing: str) -> None:
+        state = step.state
+        self.report.progress(run.plan.host, f"{state.name}: {missing}")
+        for blocker in state.blockers(read):
+            raise StateFailed(blocker.what, cause=blocker.cause, hint=blocker.hint, state=state.name)
+        self._note_intent(run, state, read, missing)
+        for attempt in range(_ATTEMPTS):
+            try:
+                for action in state.act(read):
+                    self._stop_if_asked()
+                    self._perform(run, state, action)
+                break
+            except ConnectionLost as error:
+                self.log.write("connection lost", state=state.name, cause=str(error))
+                self.report.note(run.plan.host, f"the connection was lost during {state.name}; connecting again")
+                self.connection.reconnect()
+                read = self._reread(run)
+                if not state.missing(read):
+                    break
+                if attempt == _ATTEMPTS - 1:
+                    raise
+        run.stale = True
+        self._await(run, state)
+
+    def _note_intent(self, run: _Progress, state: State, read: Facts, missing: str) -> None:
+        """Write the ledger on the host before the first effect of ``state``."""
+        old = run.ledger
+        acted = old.acted if state.name in old.acted else (*old.acted, state.name)
+        run.ledger = Ledger(old.run, old.runbook, old.params, old.operator, old.before, acted, (*old.stops, *state.stops(read)))
+        self.log.write("intent", state=state.name, missing=missing, stops=state.stops(read))
+        self._patiently(lambda: self._write_ledger(run.ledger))
+        run.begun = True
+
+    def _write_ledger(self, ledger: Ledger) -> Facts:
+        self.connection.run(paths.write(paths.LEDGER, ledger.text(), why="write the ledger", mode="0600")).check(
+            self.connection.host
+        )
+        return Facts({})
+
+    def _perform(self, run: _Progress, state: State, action: Command | Check) -> None:
+        self.log.intent(state.name, action)
+        run.stale = True
+        if isinstance(action, Check):
+            try:
+                said = action.run(self.connection, lambda text: self.report.progress(run.plan.host, f"{state.name}: {text}"))
+            except LodgerError as error:
+                self.log.write("check", state=state.name, passed=False, said=str(error))
+                run.outcome.evidence = state.evidence(self._reread(run))
+                raise
+            self.log.write("check", state=state.name, passed=True, said=said)
+            self.report.note(run.plan.host, said)
+            return
+        result = self.connection.run(action, lambda line: self.report.progress(run.plan.host, f"{state.name}: {line}"))
+        self.log.result(state.name, result)
+        if not result.ok:
+            lines = [line for line in (result.stderr.strip() or result.stdout.strip()).splitlines() if line.strip()]
+            cause = lines[-1] if lines else f"exit code {result.code}, nothing printed"
+            raise StateFailed(f"`{action}` failed", cause=cause, state=state.name)
+
+    def _await(self, run: _Progress, state: State) -> None:
+        """Read until ``state`` holds; raise StateFailed when it cannot any more, or its deadline has passed."""
+        end = time.monotonic() + state.deadline
+        while True:
+            read = self._patiently(lambda: self._read(state.facts))
+            missing = state.missing(read)
+            if not missing:
+                return
+            hopeless = state.hopeless(read)
+            late = time.monotonic() > end
+            if hopeless or late:
+                run.outcome.evidence = state.evidence(read)
+                raise StateFailed(
+                    hopeless or f"after {state.deadline:.0f} s: {missing}" if state.deadline else hopeless or missing,
+                    cause="" if hopeless else state.progress(read) if state.progress(read) != missing else "",
+                    state=state.name,
+                )
+            self.report.progress(run.plan.host, f"{state.name}: {state.progress(read)}")
+            self._stop_if_asked()
+            time.sleep(self.poll)
+
+    def _witness(self, run: _Progress, step: Step) -> None:
+        files = step.witnesses
+        if not files:
+            return
+        self.report.progress(run.plan.host, f"{step.state.name}: asking the witnesses")
+        said = self.witnesses(files, self.connection)
+        self.log.write("witness", state=step.state.name, files=list(files), disagree=said)
+        if said:
+            raise StateFailed("a witness disagrees", cause=said[0], state=step.state.name)
+
+    def _stop_if_asked(self) -> None:
+        if self.connection.cancelled():
+            raise KeyboardInterrupt
+
+    def _mark(self, outcome: Outcome, line: StateOutcome) -> None:
+        outcome.states.append(line)
+        self.log.write("state", state=line.name, outcome=str(line.mark), seconds=round(line.seconds, 2), detail=line.detail)
+        self.report.state(outcome.host, line)
+
+    # ------------------------------------------------------------ undoing
+
+    def _undo_all(self, run: _Progress) -> None:
+        """Undo what this run (and the one it resumed) did, in reverse, each verified."""
+        self.report.note(run.plan.host, f"failed: {run.outcome.error}; undoing")
+        self.connection.cancelled = lambda: False
+        try:
+            for step in reversed(run.steps):
+                if step.state.name in run.ledger.acted:
+                    self._undo(run, step.state)
+        finally:
+            self.connection.cancelled = self._asked_to_stop
+
+    def _undo(self, run: _Progress, state: State) -> None:
+        start = time.monotonic()
+        commands: Sequence[Command] = ()
+        try:
+            now = self._reread(run)
+            undo = state.undo(run.before, now)
+            if isinstance(undo, NoUndo):
+                self.log.write("kept", state=state.name, reason=undo.reason)
+                return
+            commands = undo
+            self.report.progress(run.plan.host, f"undo {state.name}")
+            for command in commands:
+                self.log.intent(f"undo {state.name}", command)
+                result = self._retrying(command)
+                self.log.result(f"undo {state.name}", result)
+                result.check(run.plan.host)
+            self._await_undone(run, state)
+        except LodgerError as error:
+            self._mark(run.outcome, StateOutcome(state.name, Mark.UNDO_FAILED, time.monotonic() - start, str(error)))
+            run.outcome.mark = Mark.UNDO_FAILED
+            left = "\n".join(f"  {command}" for command in commands) or "  (run the same task again)"
+            first = run.outcome.error
+            cause = f"{error}; the run had failed with: {first}"
+            raise UndoFailed(
+                "the host could not be put back", cause=cause, hint=f"run by hand:\n{left}", state=state.name
+            ) from error
+        self._mark(run.outcome, StateOutcome(state.name, Mark.UNDONE, time.monotonic() - start))
+
+    def _retrying(self, command: Command) -> Result:
+        """Run ``command``, again after a lost connection: undo commands may be repeated."""
+        for _ in range(_ATTEMPTS):
+            try:
+                return self.connection.run(command)
+            except ConnectionLost:
+                self.connection.reconnect()
+        return self.connection.run(command)
+
+    def _await_undone(self, run: _Progress, state: State) -> None:
+        end = time.monotonic() + state.undo_deadline
+        while True:
+            differs = state.undone(run.before, self._patiently(lambda: self._read([facts.LEDGER, *state.facts])))
+            if not differs:
+                return
+            if time.monotonic() > end:
+                raise StateFailed(differs)
+            self.report.progress(run.plan.host, f"undo {state.name}: {differs}")
+            time.sleep(self.poll)
+
+
+@dataclass
+class _Progress:
+    """One run while it goes on. ``before`` are the facts at the start of the first try; ``stale``: acted since the last read."""
+
+    plan: Plan
+    steps: list[Step]
+    before: Facts
+    ledger: Ledger
+    outcome: Outcome
+    stale: bool = False
+    begun: bool = False
+
+
+def _refusal(found: Sequence[Blocker]) -> Refused:
+    first = found[0]
+    others = "".join(f"\n  also: {blocker.what}{f' ({blocker.cause})' if blocker.cause else ''}" for blocker in found[1:])
+    return Refused(first.what, cause=first.cause, hint=first.hint + others)
+
+
+def _digest(read: Facts) -> dict[str, Any]:
+    """Return the raw readings for the journal, each cut to a bounded length."""
+    return {
+        name: text if len(text) <= 2000 else text[:2000] + f"... {len(text)} characters"
+        for name, (_, text) in read.sections.items()
+    }

@@ -1,0 +1,148 @@
+"""One run at a time on a host: a file taken atomically, with an owner and an expiry that is renewed while the run lives."""
+
+from __future__ import annotations
+
+import enum
+import json
+import os
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from lodger import paths
+from lodger.command import Command, quote
+from lodger.facts import Fact
+
+TTL = 180  # seconds after the last renewal at which a lock may be broken
+RENEWAL = 30  # seconds between renewals
+
+
+@dataclass(frozen=True)
+class Owner:
+    """Who holds the lock: user, run, process (pid and its start time in clock ticks since boot), machine (machine-id)."""
+
+    user: str
+    run: str
+    pid: int
+    started: int
+    machine: str
+
+    def text(self) -> str:
+        """Return the lock file's content."""
+        return json.dumps(asdict(self), sort_keys=True)
+
+    def __str__(self) -> str:
+        return f"{self.user} (pid {self.pid}), run {self.run}"
+
+
+def me(user: str, run: str) -> Owner:
+    """Return this process as an owner."""
+    pid = os.getpid()
+    return Owner(user, run, pid, process_start(pid), this_machine())
+
+
+def this_machine() -> str:
+    """Return an id of the machine this runs on: its machine-id, or its name where there is none."""
+    path = Path("/etc/machine-id")
+    return path.read_text().strip() if path.exists() else os.uname().nodename
+
+
+def process_start(pid: int) -> int:
+    """Return when a process of this machine started (clock ticks since boot), 0 when there is none to be seen."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            return 0
+        except PermissionError:
+            return -1
+        return -1  # alive, on a system without /proc: its start time is not known
+    return int(stat.rpartition(")")[2].split()[19])
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """What came of taking the lock: taken, or held by ``owner`` (None: unreadable) whose last renewal is ``age`` s ago."""
+
+    taken: bool
+    failure: str = ""
+    owner: Owner | None = None
+    age: float = 0.0
+    text: str = ""
+
+
+def _attempt(text: str) -> Attempt:
+    word, _, rest = text.partition("\n")
+    if word == "taken":
+        return Attempt(taken=True)
+    if word == "held":
+        age, _, content = rest.partition("\n")
+        try:
+            owner = Owner(**json.loads(content))
+        except (ValueError, TypeError):
+            owner = None
+        return Attempt(taken=False, owner=owner, age=float(age), text=content.strip())
+    return Attempt(taken=False, failure=text.removeprefix("failed").strip() or "it could not be written")
+
+
+def attempt(owner: Owner) -> Fact[Attempt]:
+    """Return the one "fact" that acts: it takes the lock if nobody has it, in the same round trip that reads the rest."""
+    lock = paths.LOCK
+    snippet = f"""mkdir -p {paths.VAR}
+said=$( (set -C; printf '%s\\n' {quote([owner.text()])} > {lock}) 2>&1 )
+if [ -s {lock} ] && [ "$(cat {lock})" = {quote([owner.text()])} ]; then
+    echo taken
+elif [ -e {lock} ] && [ -s {lock} ]; then
+    printf 'held\\n%s\\n' $(( $(date +%s) - $(stat -c %Y {lock}) )); cat {lock}
+else
+    echo "failed $said"
+fi"""
+    return Fact("lock", snippet, _attempt)
+
+
+class Verdict(enum.Enum):
+    """What may be done about a lock that somebody holds."""
+
+    LIVE = "live"
+    EXPIRED = "expired"
+    ORPHAN = "orphan"
+
+
+def judge(held: Attempt, mine: Owner, start_of: int) -> Verdict:
+    """Return what a held lock is. ``start_of`` is the start time of the owner's pid on this machine (0: no such process).
+
+    An orphan is this user's, on this machine, and its process is gone: it is taken over at once. Anything else is live
+    until its expiry, whatever its process.
+    """
+    owner = held.owner
+    if owner is not None and (owner.user, owner.machine) == (mine.user, mine.machine):
+        gone = start_of == 0 or (start_of > 0 and start_of != owner.started)
+        if gone:
+            return Verdict.ORPHAN
+    return Verdict.EXPIRED if held.age > TTL else Verdict.LIVE
+
+
+def take_over(held: Attempt, mine: Owner) -> Command:
+    """Return the command that replaces exactly the lock that was seen; it fails when somebody else was faster."""
+    stale = f"{paths.LOCK}.{mine.pid}.stale"
+    script = f"""mv -T {paths.LOCK} {quote([stale])} || exit 1
+if [ "$(cat {quote([stale])})" != {quote([held.text])} ]; then ln {quote([stale])} {paths.LOCK} 2>/dev/null; rm -f {quote([stale])}; exit 1; fi
+rm -f {quote([stale])}
+(set -C; printf '%s\\n' {quote([mine.text()])} > {paths.LOCK})"""
+    return Command(script, why="take the lock over", ok=(0, 1, 2))
+
+
+def renew(mine: Owner) -> Command:
+    """Return the command that renews the lock while it is ours; exit code 1 says that it no longer is."""
+    return Command(
+        f'[ "$(cat {paths.LOCK} 2>/dev/null)" = {quote([mine.text()])} ] && touch {paths.LOCK}', why="renew the lock", ok=(0, 1)
+    )
+
+
+def release_script(mine: Owner) -> str:
+    """Return sh that gives the lock back if it is ours, and leaves no empty folder behind."""
+    return (
+        f'if [ "$(cat {paths.LOCK} 2>/dev/null)" = {quote([mine.text()])} ]; then rm -f {paths.LOCK}; fi\n'
+        f"rmdir --ignore-fail-on-non-empty {paths.VAR} 2>/dev/null || true"
+    )

@@ -1,0 +1,246 @@
+"""From an inventory to a plan for the engine: what a deploy and a rollback are to establish on one host."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from typing import Any
+
+from lodger import facts, paths
+from lodger.command import Transport
+from lodger.engine import Ledger, Plan
+from lodger.errors import Refused, StateFailed
+from lodger.facts import Deployed, Fact, Facts
+from lodger.footprint import Owner
+from lodger.inventory import Fleet, Host
+from lodger.render import Release, render
+from lodger.runbook import Runbook, expand
+from lodger.serving.smoke import Expectation
+from lodger.states.base import Step
+from lodger.states.catalog import Situation
+from lodger.states.neighbour import recorded
+from lodger.states.release import Content, manifest
+from lodger.states.served import Smoke
+from lodger.states.service import Managed, services
+
+_ENGINE_IMAGE_ROOM = 40 * 2**30  # bytes: 17.3 GiB compressed is kept while about twice that is unpacked
+_FIRST: tuple[Fact[Any], ...] = (facts.MACHINE, facts.DEPLOYED, *facts.FOOTPRINT)
+
+
+def managed(release: Release) -> dict[str, Managed]:
+    """Return the services of a rendered release as the states know them."""
+    return {
+        service.name: Managed(
+            name=service.name,
+            kind=service.kind,
+            unit=service.unit,
+            container=service.container,
+            config=service.config_hash,
+            image=service.image,
+            port=service.port,
+            gpus=service.gpus,
+            start=service.start_timeout_s,
+            stop=service.stop_timeout_s,
+        )
+        for service in release.services
+    }
+
+
+def expectations(fleet: Fleet, host: Host) -> dict[str, dict[str, Any]]:
+    """Return what smoke expects of each worker, as JSON for the manifest."""
+    found = {f"worker-{name}": asdict(Expectation.of(fleet, host, worker)) for name, worker in host.workers.items()}
+    return {name: {**values, "own": sorted(values["own"])} for name, values in found.items()}
+
+
+def expectation(data: Mapping[str, Any]) -> Expectation:
+    """Return what :func:`expectations` wrote."""
+    return Expectation(**{**data, "own": frozenset(data["own"])})
+
+
+def smoke(expected: Mapping[str, Any], say: Callable[[str], None] = lambda _: None) -> Smoke:
+    """Return the smoke checks as an action of a state: they raise StateFailed, or return one line with a chat reply."""
+
+    def run(transport: Transport, address: str, port: int, progress: Callable[[str], None]) -> str:
+        from lodger.serving.client import Client  # noqa: PLC0415  httpx takes its time, and most tasks do without
+        from lodger.serving.smoke import smoke as ask  # noqa: PLC0415
+
+        wanted = expectation(expected)
+        with transport.forward(address, port) as local, Client(f"http://127.0.0.1:{local}") as client:
+            report = ask(client, wanted, progress=lambda check: progress(f"{check.name}: {check.detail}"))
+        for check in report.failures:
+            raise StateFailed(f"smoke check `{check.name}` failed: {check.detail}", hint=f"the setting is {check.setting}")
+        say(report.reply)
+        pace = f", {report.tokens_per_s:.0f} token/s" if report.tokens_per_s else ""
+        first = f", first token after {report.ttft_s:.2f} s" if report.ttft_s is not None else ""
+        return f"{len(report.checks)} smoke checks passed{first}{pace}; it says: {report.reply.strip()[:200]}"
+
+    return run
+
+
+def neighbours(host: Host) -> dict[Owner, int]:
+    """Return those who may be on the GPUs beside our workers, each with the memory (MiB a GPU) it was promised."""
+    return {
+        Owner(neighbour.kind, name): neighbour.gpu_memory_mib
+        for name, neighbour in host.neighbours.items()
+        if neighbour.policy == "pause"
+    }
+
+
+def turns(host: Host) -> dict[str, str]:
+    """Return service -> pool: within a pool only one host at a time restarts."""
+    pools = {f"worker-{name}": worker.pool for name, worker in host.workers.items()}
+    return pools | ({"router": f"router of {host.router.pool}"} if host.router else {})
+
+
+def deploy(
+    fleet: Fleet,
+    host: Host,
+    runbook: Runbook,
+    *,
+    revision: str,
+    contained: Callable[[str], bool],
+    say: Callable[[str], None] = lambda _: None,
+) -> Plan:
+    """Return the plan that makes ``host`` serve what the inventory says.
+
+    ``contained(revision)`` says whether this checkout has the deployed revision; where it has not, the plan refuses.
+    """
+    release = render(fleet, host)
+    wanted = managed(release)
+    expected = expectations(fleet, host)
+    text = manifest(release.id, host.name, revision, list(wanted.values()), expected)
+    pools = [fleet.pools[worker.pool] for worker in host.workers.values()]
+    models = {name for pool in pools for name in (pool.model, pool.draft.model if pool.draft else None) if name}
+    engine_images = {fleet.images[pool.image].reference for pool in pools}
+
+    def situation(gone: Mapping[str, Managed]) -> Situation:
+        return Situation(
+            host=host.name,
+            release=release.id,
+            services=wanted,
+            driver=host.driver,
+            gpu_count=host.gpus.count,
+            gpu_memory=host.gpus.memory_mib,
+            cuda=max((fleet.images[pool.image].cuda or "" for pool in pools), default=""),
+            files={file.path: Content(file.content, file.mode) for file in release.files},
+            manifest=text,
+            gone=gone,
+            models={
+                name: (f"{host.models_dir}/{fleet.models[name].directory}", fleet.models[name].size_bytes) for name in models
+            },
+            image_room=dict.fromkeys(engine_images, _ENGINE_IMAGE_ROOM),
+            turns=turns(host),
+            neighbours=neighbours(host),
+            replaced=tuple((n.kind, name) for name, n in host.neighbours.items() if n.policy == "replace"),
+            smoke=lambda name: smoke(expected[name], say),
+        )
+
+    def build(read: Facts, ledger: Ledger | None) -> tuple[list[Step], Mapping[str, Any]]:
+        del ledger
+        deployed = read[facts.DEPLOYED]
+        _refuse_older(deployed, contained)
+        gone = {name: service for name, service in installed(deployed).items() if name not in wanted}
+        return expand(runbook, situation(gone)), {"release": release.id}
+
+    # All that the states ask for, so that a deploy with nothing to do reads once.
+    foreseen = [fact for step in expand(runbook, situation({})) for fact in step.state.facts]
+
+    return Plan("deploy", host.name, (*_FIRST, *foreseen), build, lambda read: difference(read[facts.DEPLOYED], release))
+
+
+def _refuse_older(deployed: Deployed, contained: Callable[[str], bool]) -> None:
+    if not deployed.current:
+        return
+    revision = str(deployed.manifest(deployed.current).get("revision", ""))
+    if not contained(revision):
+        raise Refused(
+            "what is deployed is newer than this checkout",
+            cause=f"release {deployed.current} was made from revision {revision[:12]}, which is not in this checkout's history",
+            hint="git pull, or --force to deploy the older state",
+        )
+
+
+def installed(deployed: Deployed) -> dict[str, Managed]:
+    """Return the services that have a link or a unit on the host, as their releases define them."""
+    found: dict[str, Managed] = {}
+    for name, release in deployed.links.items():
+        if release in deployed.stored:
+            service = services(deployed, release).get(name)
+            found |= {name: service} if service else {}
+    return {**services(deployed, deployed.current), **found}
+
+
+def rollback(host: Host, runbook: Runbook, *, say: Callable[[str], None] = lambda _: None) -> Plan:
+    """Return the plan that goes one release back: to the last but one of the host's history, or to nothing.
+
+    After a deploy that was cut off the target is what served before it. A rollback that was cut off keeps its target.
+    """
+
+    def build(read: Facts, ledger: Ledger | None) -> tuple[list[Step], Mapping[str, Any]]:
+        deployed = read[facts.DEPLOYED]
+        records = tuple(recorded(deployed))
+        history = _earlier(deployed, ledger)
+        target = history[-1] if history else ""
+        present = installed(deployed)
+        if ledger is None and not deployed.current and not records and not present:
+            raise Refused("there is nothing to roll back", cause="no release is recorded on this host")
+        wanted = services(deployed, target)
+        expected = deployed.manifest(target)["smoke"] if target else {}
+        at = Situation(
+            host=host.name,
+            release=target,
+            services=wanted,
+            history=history,
+            turns=turns(host),
+            gone={name: service for name, service in present.items() if name not in wanted},
+            neighbours=neighbours(host),
+            replaced=tuple((n.kind, name) for name, n in host.neighbours.items() if n.policy == "replace"),
+            records=() if target else records,
+            smoke=lambda name: smoke(expected[name], say),
+        )
+        return expand(runbook, at), {"history": list(history)}
+
+    return Plan("rollback", host.name, _FIRST, build)
+
+
+def _earlier(deployed: Deployed, ledger: Ledger | None) -> tuple[str, ...]:
+    if ledger is not None and ledger.runbook == "rollback":
+        return tuple(ledger.params["history"])
+    if ledger is not None:
+        return deployed.history
+    return deployed.history[:-1]
+
+
+def difference(deployed: Deployed, release: Release) -> str:
+    """Return a unified diff from what the host has in effect to what ``release`` would put there, "" when nothing differs."""
+    links = set(deployed.links.values()) | ({deployed.current} if deployed.current else set())
+    old: dict[str, str] = {}
+    for path, file in deployed.files.items():
+        if path.startswith(f"{paths.UNITS}/lodger-"):
+            old[f"units/{path.rpartition('/')[2]}"] = file.content
+        for stored in links:
+            prefix = f"{paths.RELEASES}/{stored}/"
+            relative = path.removeprefix(prefix)
+            service = relative.partition("/")[0]
+            if path.startswith(prefix) and service != "units" and deployed.links.get(service) == stored:
+                old[relative] = file.content
+    new = {file.path: file.content for file in release.files}
+    parts: list[str] = []
+    for path in sorted({*old, *new}):
+        before, after = old.get(path, ""), new.get(path, "")
+        if before != after:
+            parts += difflib.unified_diff(
+                before.splitlines(keepends=True), after.splitlines(keepends=True), f"on the host/{path}", f"to be/{path}", n=2
+            )
+    return "".join(line if line.endswith("\n") else line + "\n" for line in parts)
+
+
+def serving(transport: Transport, host: Host, service: str) -> tuple[str, int]:
+    """Return address and port of the container that the unit of ``service`` started; raise StateFailed when none runs."""
+    name = f"lodger-{service}"
+    fact = facts.serving_fact(name, f"{name}.service", host.name)
+    found = facts.parse(transport.run(facts.command([fact])).check(host.name).stdout, host.name)[fact]
+    if not found.address:
+        raise StateFailed(f"{service} does not run", cause=f"there is no running container {name} of ours", hint="./ops deploy")
+    return found.address, found.port

@@ -1,0 +1,147 @@
+"""Runbooks: Markdown that a person can follow by hand, and the list of states that a machine reads from it.
+
+Front matter holds title, hosts, risk and expected duration. Under a heading stands one fenced ``state`` block in YAML:
+
+    states: [service_installed, worker_ready]   # or state: release_staged
+    each: worker                                # repeat the group for each worker of the host
+    witness: [test_worker.py]                   # testinfra files below tests/host, asked after the group's last state
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from markdown_it import MarkdownIt
+from ruamel.yaml import YAML
+from ruamel.yaml.error import YAMLError
+
+from lodger.errors import UsageError
+from lodger.states.base import Step
+from lodger.states.catalog import CATALOG, Situation, items
+from lodger.states.service import Managed
+
+FOLDER = Path(__file__).parent.parent / "runbooks"
+_KEYS = {"state", "states", "each", "witness"}
+
+
+@dataclass(frozen=True)
+class Block:
+    """One ``state`` block: the names in it, what it is repeated for, its witnesses, and where it stands."""
+
+    names: tuple[str, ...]
+    each: str
+    witnesses: tuple[str, ...]
+    heading: str
+    line: int
+
+
+@dataclass(frozen=True)
+class Runbook:
+    """A parsed runbook; ``text`` is the whole document."""
+
+    name: str
+    title: str
+    hosts: tuple[str, ...]
+    risk: str
+    duration: str
+    text: str
+    blocks: tuple[Block, ...]
+
+
+def load(name: str, folder: Path = FOLDER) -> Runbook:
+    """Return the runbook ``name``; raise UsageError naming file and line of every mistake in it."""
+    path = folder / f"{name}.md"
+    if not path.is_file():
+        there = ", ".join(sorted(found.stem for found in folder.glob("*.md")))
+        raise UsageError(f"there is no runbook {name}", hint=f"there is: {there}")
+    return parse(path.read_text(), name, str(path))
+
+
+def parse(text: str, name: str, file: str) -> Runbook:
+    """Return the runbook in ``text``; raise UsageError naming ``file`` and the line of every mistake."""
+    mistakes: list[str] = []
+    front, body, offset = _front_matter(text, file)
+    blocks: list[Block] = []
+    heading = ""
+    tokens = MarkdownIt().parse(body)
+    for index, token in enumerate(tokens):
+        if token.type == "heading_open":
+            heading = tokens[index + 1].content
+        if token.type == "fence" and token.info.strip() == "state":
+            line = offset + (token.map[0] if token.map else 0) + 1
+            try:
+                blocks.append(_block(token.content, heading, line))
+            except ValueError as error:
+                mistakes.append(f"{file}:{line}: {error}")
+    if not blocks and not mistakes:
+        mistakes.append(f"{file}:1: it has no ```state block")
+    if mistakes:
+        raise UsageError("\n".join(mistakes), hint="`invoke runbook.check` reads every runbook")
+    hosts = front.get("hosts", [])
+    return Runbook(
+        name,
+        str(front.get("title", name)),
+        tuple(hosts) if isinstance(hosts, list) else (str(hosts),),
+        str(front.get("risk", "")),
+        str(front.get("duration", "")),
+        text,
+        tuple(blocks),
+    )
+
+
+def _front_matter(text: str, file: str) -> tuple[dict[str, Any], str, int]:
+    lines = text.split("\n")
+    if lines[0] != "---" or "---" not in lines[1:]:
+        raise UsageError(
+            f"{file}:1: it does not begin with front matter", hint="title, hosts, risk and duration between two lines of ---"
+        )
+    end = lines.index("---", 1)
+    try:
+        front = YAML(typ="safe").load("\n".join(lines[1:end])) or {}
+    except YAMLError as error:
+        raise UsageError(f"{file}:1: its front matter is not YAML", cause=str(error).splitlines()[0]) from error
+    return dict(front), "\n".join(lines[end + 1 :]), end + 1
+
+
+def _block(content: str, heading: str, line: int) -> Block:
+    try:
+        data = YAML(typ="safe").load(content)
+    except YAMLError as error:
+        raise ValueError(f"the block is not YAML: {str(error).splitlines()[0]}") from error
+    if not isinstance(data, dict) or ("state" in data) == ("states" in data):
+        raise ValueError("a block names either `state:` or `states:`")
+    unknown = sorted(data.keys() - _KEYS)
+    if unknown:
+        raise ValueError(f"`{unknown[0]}` means nothing here; there is: {', '.join(sorted(_KEYS))}")
+    names = tuple(data["states"]) if "states" in data else (data["state"],)
+    for one in names:
+        if one not in CATALOG:
+            raise ValueError(f"there is no state `{one}`; there is: {', '.join(sorted(CATALOG))}")
+    each = str(data.get("each", ""))
+    for one in names:
+        wanted = CATALOG[one][0]
+        if wanted != each and (wanted != "service" or each not in {"worker", "router"}):
+            raise ValueError(
+                f"`{one}` stands {f'for each {wanted}' if wanted else 'once'}, not {f'for each {each}' if each else 'once'}"
+            )
+    return Block(names, each, tuple(data.get("witness", ())), heading, line)
+
+
+def expand(runbook: Runbook, at: Situation) -> list[Step]:
+    """Return the steps of ``runbook`` in the situation ``at``; a group is finished for one item before the next begins."""
+    steps: list[Step] = []
+    for block in runbook.blocks:
+        for item in items(at, block.each):
+            states = [CATALOG[name][1](at, item) for name in block.names]
+            turn = at.turns.get(item.name, "") if isinstance(item, Managed) else ""
+            steps += [Step(state, block.heading, turn=turn) for state in states[:-1]]
+            steps.append(Step(states[-1], block.heading, block.witnesses, turn, last_of_turn=bool(turn)))
+    return steps
+
+
+def names(steps: Sequence[Step]) -> list[str]:
+    """Return the names of the states in order."""
+    return [step.state.name for step in steps]

@@ -1,0 +1,244 @@
+"""Runs on real connections: opens them, hands the engine what it needs, and keeps hosts out of each other's way."""
+
+from __future__ import annotations
+
+import getpass
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from lodger import cli, facts
+from lodger.command import Transport
+from lodger.engine import Engine, Mark, Outcome, Plan, StateOutcome
+from lodger.errors import LodgerError, Refused, StateFailed
+from lodger.facts import Facts
+from lodger.gate import Gates
+from lodger.inventory import Fleet, Host
+from lodger.journal import Journal, run_id
+from lodger.report import Terminal
+from lodger.states.base import Step
+from lodger.transport import Ssh
+
+JOURNALS = cli.ROOT / "journal"
+
+
+class _Report(Terminal):
+    """The terminal as the engine speaks to it."""
+
+    def state(self, host: str, outcome: StateOutcome) -> None:  # type: ignore[override]  # the engine hands over one value
+        """Show what became of a state."""
+        super().state(host, outcome.name, str(outcome.mark), outcome.seconds, outcome.detail)
+
+
+def carry_out(
+    fleet: Fleet, hosts: Sequence[Host], plans: Mapping[str, Plan], *, break_lock: bool, journals: Path = JOURNALS
+) -> list[Outcome]:
+    """Return what came of each host's plan. Hosts run side by side; restarts take turns within a pool."""
+    report, gates = _Report(), Gates()
+
+    def one(host: Host) -> Outcome:
+        plan = plans[host.name]
+        log = Journal(journals, run_id(plan.runbook, host.name))
+        log.write("begin", runbook=plan.runbook, host=host.name, operator=getpass.getuser())
+        report.note(host.name, f"{plan.runbook}: run {log.run}")
+        try:
+            with Ssh(host, cancelled=cli.stop.is_set) as connection:
+                engine = Engine(
+                    connection,
+                    log,
+                    report,
+                    lambda files, transport: _ask(files, transport, fleet, host),
+                    user=getpass.getuser(),
+                    machine_id=host.machine_id,
+                    break_lock=break_lock,
+                    gates=gates,
+                )
+                return engine.run(plan)
+        except LodgerError as error:
+            return Outcome(
+                host.name, plan.runbook, Mark.REFUSED if error.exit_code == 3 else Mark.FAILED, error=error, journal=log.run
+            )
+        finally:
+            log.close()
+
+    return cli.side_by_side(hosts, one)
+
+
+def _ask(files: Sequence[str], transport: Transport, fleet: Fleet, host: Host) -> list[str]:
+    from lodger.witness import SPECS, run_witnesses  # noqa: PLC0415  pytest takes its time
+
+    said = run_witnesses([SPECS / name for name in files], transport, fleet, host)
+    return [f"{one.nodeid}: {one.message}" for one in said if not one.passed]
+
+
+@dataclass
+class Look:
+    """What a dry run saw on one host."""
+
+    host: str
+    task: str
+    diff: str = ""
+    states: list[tuple[str, str, list[str]]] = field(default_factory=list)
+    error: LodgerError | None = None
+    seconds: float = 0.0
+    round_trips: int = 0
+
+    @property
+    def exit_code(self) -> int:
+        """Return 0, or the exit code of the refusal."""
+        return self.error.exit_code if self.error is not None else 0
+
+    def text(self) -> str:
+        """Return the difference, the states with the commands they would run, and the refusal, if any."""
+        lines = [f"{self.host}: {self.task}"]
+        lines += [self.diff.rstrip()] if self.diff else ["no file differs"]
+        for name, missing, commands in self.states:
+            lines.append(f"  {'would do ' if missing else 'satisfied'}  {name}{f': {missing}' if missing else ''}")
+            lines += [f"               {command}" for command in commands]
+        if self.error is not None:
+            lines += [f"refused: {self.error}", f"  hint: {self.error.hint}"]
+        elif not any(missing for _, missing, _ in self.states):
+            lines.append("nothing to change")
+        return "\n".join(lines)
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the JSON object of one host."""
+        outcome = "refused" if self.error else "would change" if any(missing for _, missing, _ in self.states) else "satisfied"
+        data: dict[str, Any] = {
+            "host": self.host,
+            "task": self.task,
+            "outcome": outcome,
+            "changed": [],
+            "states": [
+                {"name": n, "outcome": "would do" if m else "satisfied", "seconds": 0.0, "missing": m}
+                for n, m, _ in self.states
+            ],
+            "round_trips": self.round_trips,
+            "seconds": round(self.seconds, 2),
+            "journal": "",
+            "diff": self.diff,
+        }
+        if self.error is not None:
+            data["error"] = {"what": self.error.what, "cause": self.error.cause, "hint": self.error.hint}
+        return data
+
+
+def look(host: Host, plan: Callable[[Host], Plan]) -> Look:
+    """Return what a run of ``plan`` would do on ``host``; nothing is changed and no lock is taken."""
+    start = time.monotonic()
+    wanted = plan(host)
+    seen = Look(host.name, wanted.runbook)
+    try:
+        with Ssh(host, cancelled=cli.stop.is_set) as connection:
+            engine = Engine(connection, _NoLog(), _Report(), lambda _files, _transport: [], user="", machine_id=host.machine_id)
+            read, steps = engine.look(wanted)
+            seen.diff = wanted.difference(read)
+            seen.states = [
+                (step.state.name, missing := step.state.missing(read), _commands(step, read, missing)) for step in steps
+            ]
+            seen.round_trips = connection.round_trips
+            engine.refuse_early(steps, read)
+    except LodgerError as error:
+        error.host = error.host or host.name
+        seen.error = error
+    seen.seconds = time.monotonic() - start
+    return seen
+
+
+def _commands(step: Step, read: Facts, missing: str) -> list[str]:
+    return [_short(str(action)) for action in step.state.act(read)] if missing else []
+
+
+def _short(command: str) -> str:
+    line = " ".join(command.split())
+    return line if len(line) <= 200 else line[:197] + "..."
+
+
+class _NoLog:
+    """A dry run leaves no journal."""
+
+    run = "dry-run"
+
+    def write(self, event: str, **fields: Any) -> None:
+        """Forget it."""
+
+    def intent(self, state: str, command: object) -> None:
+        """Forget it."""
+
+    def result(self, state: str, result: object) -> None:
+        """Forget it."""
+
+    def content(self) -> bytes:
+        """Return nothing."""
+        return b""
+
+
+def _looking(host: Host, task: str, act: Callable[[Ssh, Outcome], None]) -> Outcome:
+    """Return the outcome of a task that only looks: ``act`` fills in its states and raises what fails."""
+    start = time.monotonic()
+    outcome = Outcome(host.name, task)
+    try:
+        with Ssh(host, cancelled=cli.stop.is_set) as connection:
+            machine = facts.parse(connection.run(facts.command([facts.MACHINE])).check().stdout, host.name)[facts.MACHINE]
+            if host.machine_id is not None and machine.machine_id != host.machine_id:
+                raise Refused(
+                    "this is the wrong machine", cause=f"its machine-id is {machine.machine_id}", hint="check `address:`"
+                )
+            act(connection, outcome)
+            outcome.round_trips = connection.round_trips
+    except LodgerError as error:
+        error.host = error.host or host.name
+        outcome.error, outcome.mark = error, Mark.REFUSED if error.exit_code == 3 else Mark.FAILED
+    outcome.seconds = time.monotonic() - start
+    return outcome
+
+
+def verify(fleet: Fleet, host: Host) -> Outcome:
+    """Return what every witness of ``host`` says."""
+
+    def act(connection: Ssh, outcome: Outcome) -> None:
+        from lodger.witness import run_witnesses, specs_for  # noqa: PLC0415  pytest takes its time
+
+        report = _Report()
+        for one in run_witnesses(specs_for(host), connection, fleet, host):
+            mark = Mark.SATISFIED if one.passed else Mark.FAILED
+            outcome.states.append(StateOutcome(one.nodeid, mark, one.seconds, one.message))
+            report.state(host.name, outcome.states[-1])
+        failed = [state for state in outcome.states if state.mark is Mark.FAILED]
+        if failed:
+            raise StateFailed(
+                f"{len(failed)} of {len(outcome.states)} witnesses disagree", cause=f"{failed[0].name}: {failed[0].detail}"
+            )
+
+    return _looking(host, "verify", act)
+
+
+def smoke(fleet: Fleet, host: Host, only: str | None) -> Outcome:
+    """Return what the smoke checks of each worker of ``host``, or of the worker ``only``, came to."""
+    from lodger import operate  # noqa: PLC0415  it needs the states, which a verify does not
+
+    def act(connection: Ssh, outcome: Outcome) -> None:
+        report = _Report()
+        expected = operate.expectations(fleet, host)
+        names = [f"worker-{only}"] if only else list(expected)
+        failure: LodgerError | None = None
+        for name in names:
+            if name not in expected:
+                raise Refused(f"there is no worker {only} on this host", hint=f"there is: {', '.join(host.workers)}")
+            start = time.monotonic()
+            try:
+                serving = operate.serving(connection, host, name)
+                said = operate.smoke(expected[name])(connection, *serving, lambda text: report.progress(host.name, text))
+            except StateFailed as error:
+                failure = failure or error
+                outcome.states.append(StateOutcome(name, Mark.FAILED, time.monotonic() - start, error.what))
+            else:
+                outcome.states.append(StateOutcome(name, Mark.SATISFIED, time.monotonic() - start))
+                report.note(host.name, said)
+            report.state(host.name, outcome.states[-1])
+        if failure is not None:
+            raise failure
+
+    return _looking(host, "smoke", act)
