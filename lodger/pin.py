@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ruamel.yaml import YAML
-from ruamel.yaml.nodes import MappingNode, Node
+from ruamel.yaml.nodes import MappingNode
 
 from lodger import inventory, yamldoc
 from lodger.errors import LodgerError
@@ -152,13 +152,16 @@ def edited(raw: bytes, digests: Mapping[str, str]) -> bytes:
     root = YAML(typ="safe", pure=True).compose(text[mark:])
     edits = []
     for name, digest in digests.items():
-        image = _child(_child(root, "images"), name)
-        if (old := _child(image, "digest")) is not None:
-            space = "" if old.value else " "  # an empty value begins right behind its colon
-            edits.append((old.start_mark.index, old.end_mark.index, f'{space}"{digest}"'))
+        image = _entry(_entry(root, "images")[1], name)[1]
+        key, old = _entry(image, "digest")
+        if old is not None and old.value:
+            edits.append((old.start_mark.index, old.end_mark.index, f'"{digest}"'))
             continue
-        tag = _child(image, "tag")
-        end = tag.end_mark.index
+        if key is not None:  # with nothing behind it, and the parser sees that nothing somewhere further on
+            colon = text.index(":", key.end_mark.index + mark) - mark + 1
+            edits.append((colon, colon, f' "{digest}"'))
+            continue
+        end = _entry(image, "tag")[1].end_mark.index
         if image.flow_style:
             edits.append((end, end, f', digest: "{digest}"'))
         else:
@@ -174,11 +177,10 @@ def edited(raw: bytes, digests: Mapping[str, str]) -> bytes:
     return result
 
 
-def _child(node: Any, key: str) -> Any:
-    """Return the value node of a key, None where a mapping has no such key."""
-    assert isinstance(node, MappingNode)  # noqa: S101  # the inventory was loaded from the same text
-    found: list[Node] = [value for name, value in node.value if name.value == key]
-    return found[0] if found else None
+def _entry(mapping: Any, key: str) -> tuple[Any, Any]:
+    """Return the nodes of a key and of its value, None for both where the mapping has no such key."""
+    assert isinstance(mapping, MappingNode)  # noqa: S101  # the inventory was loaded from the same text
+    return next(((name, value) for name, value in mapping.value if name.value == key), (None, None))
 
 
 def _check(before: bytes, after: bytes, digests: Mapping[str, str]) -> None:
