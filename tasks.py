@@ -5,7 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from invoke import Collection, Context, Exit, task
+from invoke.collection import Collection
+from invoke.context import Context
+from invoke.exceptions import Exit
+from invoke.tasks import task
 
 from lab.tasks import ns as lab
 from lodger.cli import chosen, finish, inventory, print_json, reports_errors, side_by_side
@@ -58,7 +61,7 @@ def deploy(
     finish(runs.carry_out(fleet, hosts, plans, break_lock=break_lock), as_json_array=json)
 
 
-@task(help={name: text for name, text in _HOST.items()})
+@task(help=_HOST)
 @reports_errors
 def plan(c: Context, host: str | None = None, json: bool = False, hosts_dir: str | None = None) -> None:
     """Show the difference and the states that a deploy would establish; same as deploy --dry-run."""
@@ -162,15 +165,18 @@ def pin(c: Context, hosts_dir: str | None = None, json: bool = False) -> None:
 
 @task(help={"fast": "leave the tests on twins out"})
 @reports_errors
-def test(c: Context, fast: bool = False) -> None:
+def test(_: Context, fast: bool = False) -> None:  # noqa: PT028  a task, no test
     """Run everything CI runs: lint, types, import rules, and all tests."""
+    import subprocess
+    import sys
+
     from lodger.errors import LodgerError
 
-    for command in ("ruff check .", "ruff format --check .", "mypy", "lint-imports"):
-        if not c.run(command, warn=True, pty=False).ok:
-            raise LodgerError(f"`{command}` found something")
-    only = " tests/unit tests/golden tests/engine" if fast else ""
-    raise Exit(code=c.run(f"python -m pytest{only}", warn=True, pty=False).return_code)
+    for command in (["ruff", "check", "."], ["ruff", "format", "--check", "."], ["mypy"], ["lint-imports"]):
+        if subprocess.call(command):
+            raise LodgerError(f"`{' '.join(command)}` found something")
+    only = ["tests/unit", "tests/golden", "tests/engine"] if fast else []
+    raise Exit(code=subprocess.call([sys.executable, "-m", "pytest", *only]))
 
 
 ns = Collection(deploy, plan, rollback, verify, smoke, render, pin, test)

@@ -14,8 +14,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
-from invoke import Exit, Program
-from invoke.exceptions import ParseError
+from invoke.exceptions import Exit, ParseError
+from invoke.program import Program
 
 from lodger.errors import LodgerError, UsageError, worst
 

@@ -264,9 +264,9 @@ class Engine:
                 self._refuse_early(steps, read, outcome)
             self._establish_all(run, read)
         except (LodgerError, KeyboardInterrupt) as error:
-            failure = (
-                error if isinstance(error, LodgerError) else StateFailed("the run was interrupted", cause="Ctrl-C or SIGTERM")
-            )
+            interrupted = StateFailed("the run was interrupted", cause="Ctrl-C or SIGTERM")
+            failure = error if isinstance(error, LodgerError) else interrupted
+            failure.host = plan.host
             outcome.error, outcome.mark = failure, Mark.FAILED
             self.gates.fail(plan.host)
             self._undo_all(run)
@@ -317,7 +317,8 @@ class Engine:
         guard = ""
         if self.machine_id is not None:
             # On any other machine nothing is written, not even the lock.
-            guard = f'if [ "$(cat /etc/machine-id)" != {quote([self.machine_id])} ]; then {facts.script([facts.MACHINE])}\nexit 0; fi\n'
+            only_look = f"{facts.script([facts.MACHINE])}\nexit 0"
+            guard = f'if [ "$(cat /etc/machine-id)" != {quote([self.machine_id])} ]; then {only_look}; fi\n'
         command = facts.command(wanted)
         result = self.connection.run(
             Command(guard + command.script, why=command.why, timeout=command.timeout, output_limit=command.output_limit)
@@ -418,10 +419,10 @@ class Engine:
                 )
         if not run.begun:
             return
-        folder = f"{paths.VAR}/journal"
+        folder, copy = f"{paths.VAR}/journal", quote([f"{paths.VAR}/journal/{self.log.run}.jsonl"])
         self.connection.run(
             Command(
-                f"mkdir -p {folder} && cat > {folder}/{quote([self.log.run])}.jsonl && rm -f {paths.LEDGER} && sync -f {paths.VAR}",
+                f"mkdir -p {folder} && cat > {copy} && rm -f {paths.LEDGER} && sync -f {paths.VAR}",
                 why="leave the journal, end the ledger",
                 stdin=self.log.content(),
             )
@@ -647,7 +648,11 @@ class Engine:
 
 @dataclass
 class _Progress:
-    """One run while it goes on. ``before`` are the facts at the start of the first try; ``stale``: acted since the last read."""
+    """One run while it goes on.
+
+    ``before`` is how the first try found the host, ``stale`` that something was done since the last reading, ``begun``
+    that a ledger is on the host.
+    """
 
     plan: Plan
     steps: list[Step]

@@ -122,7 +122,8 @@ def _machine(text: str) -> Machine:
 
 MACHINE = Fact(
     "machine",
-    "cat /etc/machine-id; cat /proc/sys/kernel/random/boot_id; uname -n; uname -r; cat /proc/uptime; date +%s; systemctl --version | head -n 1",
+    "cat /etc/machine-id /proc/sys/kernel/random/boot_id; uname -n; uname -r; cat /proc/uptime; date +%s\n"
+    "systemctl --version | head -n 1",
     _machine,
 )
 
@@ -213,15 +214,26 @@ def _containers(text: str) -> dict[str, Container]:
     return found
 
 
-_INSPECT = (
-    "[{{json .Id}},{{json .Name}},{{json .Config.Image}},{{json .State.Status}},{{json .HostConfig.RestartPolicy.Name}},"
-    "{{json .RestartCount}},{{json .State.StartedAt}},{{json .State.Pid}},{{json .Config.Labels}},{{json .NetworkSettings.Networks}},"
-    "{{json .HostConfig.NetworkMode}},{{json .NetworkSettings.Ports}}]"
+_INSPECTED = (
+    *(
+        "Id",
+        "Name",
+        "Config.Image",
+        "State.Status",
+        "HostConfig.RestartPolicy.Name",
+        "RestartCount",
+        "State.StartedAt",
+        "State.Pid",
+    ),
+    *("Config.Labels", "NetworkSettings.Networks", "HostConfig.NetworkMode", "NetworkSettings.Ports"),
 )
+_INSPECT = "[" + ",".join(f"{{{{json .{name}}}}}" for name in _INSPECTED) + "]"
 # A container may vanish between the two commands; what is left is still the truth of the moment.
 CONTAINERS = Fact(
     "containers",
-    f'command -v docker >/dev/null || exit 0\nids=$(docker ps -aq --no-trunc) || exit 1\n[ -z "$ids" ] || docker inspect --format {quote([_INSPECT])} $ids 2>/dev/null || true',
+    f"""command -v docker >/dev/null || exit 0
+ids=$(docker ps -aq --no-trunc) || exit 1
+[ -z "$ids" ] || docker inspect --format {quote([_INSPECT])} $ids 2>/dev/null || true""",
     _containers,
 )
 
@@ -265,7 +277,10 @@ def _units(text: str) -> dict[str, Unit]:
     return units
 
 
-_SHOW = "systemctl show --no-pager -p Id,ActiveState,SubState,UnitFileState,FragmentPath,Result,MainPID,NRestarts,ActiveEnterTimestampMonotonic,TriggeredBy,Type"
+_SHOW = (
+    "systemctl show --no-pager -p Id,ActiveState,SubState,UnitFileState,FragmentPath,Result,MainPID,NRestarts"
+    ",ActiveEnterTimestampMonotonic,TriggeredBy,Type"
+)
 UNITS = Fact(
     "units",
     # Unloaded unit files of ours count too: an enabled unit that is not active is not in the list of loaded units.
@@ -387,7 +402,8 @@ def _processes(text: str) -> dict[int, Process]:
 # own, which fuser does not match.
 PROCESSES = Fact(
     "processes",
-    r"""open=$(find /proc/[0-9]*/fd -lname '/dev/nvidia*' -printf '%p %l\n' 2>/dev/null | sed 's|^/proc/\([0-9]*\)/fd/[0-9]*|\1|')
+    r"""open=$(find /proc/[0-9]*/fd -lname '/dev/nvidia*' -printf '%p %l\n' 2>/dev/null |
+    sed 's|^/proc/\([0-9]*\)/fd/[0-9]*|\1|')
 {
     printf '%s\n' "$open" | cut -d' ' -f1
     ss -Hltunp | grep -o 'pid=[0-9]*' | cut -d= -f2
@@ -527,7 +543,8 @@ def files_snippet(selection: str) -> str:
     """Return sh that prints the files that the ``find`` arguments ``selection`` choose, for :func:`decode_files`."""
     return (
         f"find {selection} -type f -print 2>/dev/null | sort | while IFS= read -r path; do\n"
-        '    printf \'%s %s %s\\n\' "$(stat -c \'%a %U\' "$path")" "$(printf %s "$path" | base64 -w0)" "$(base64 -w0 < "$path")"\n'
+        '    printf \'%s %s \' "$(stat -c \'%a %U\' "$path")" "$(printf %s "$path" | base64 -w0)"\n'
+        '    base64 -w0 < "$path"\n    echo\n'
         "done"
     )
 
@@ -584,8 +601,8 @@ echo @files
 """
     + files_snippet(
         "/opt/lodger/releases /etc/lodger /etc/systemd/system /var/lib/lodger -maxdepth 3 "
-        r"\( -path '/etc/systemd/system/*' ! -path '/etc/systemd/system/lodger-*' -o -path '/var/lib/lodger/journal' -o -path '/var/lib/lodger/unfinished.json' "
-        r"-o -path '/var/lib/lodger/lock' \) -prune -o"
+        r"\( -path '/etc/systemd/system/*' ! -path '/etc/systemd/system/lodger-*' -o -path '/var/lib/lodger/journal' "
+        r"-o -path '/var/lib/lodger/unfinished.json*' -o -path '/var/lib/lodger/lock*' \) -prune -o"
     ),
     _deployed,
 )
@@ -626,7 +643,9 @@ def folder_fact(path: str) -> Fact[Folder]:
 
     return Fact(
         f"folder {path}",
-        f"[ -f {name}/config.json ] && echo yes || echo no\nfind {name} -type f -printf '%s\\n' 2>/dev/null | awk '{{n += $1}} END {{printf \"%d\\n\", n}}'",
+        # %.0f: mawk's %d ends at 2 GiB.
+        f"""[ -f {name}/config.json ] && echo yes || echo no
+find {name} -type f -printf '%s\\n' 2>/dev/null | awk '{{n += $1}} END {{printf "%.0f\\n", n}}'""",
         parse_folder,
     )
 
@@ -651,7 +670,8 @@ def serving_fact(container: str, unit: str, host: str) -> Fact[Serving]:
     with no worker behind it; the label names the path that proves readiness.
     """
     labels = "|".join(f'{{{{index .Config.Labels "io.lodger.{name}"}}}}' for name in ("host", "config", "port", "health"))
-    form = f"{{{{.Id}}}}|{{{{.State.Running}}}}|{{{{.HostConfig.NetworkMode}}}}|{{{{range .NetworkSettings.Networks}}}}{{{{.IPAddress}}}}{{{{end}}}}|{labels}"
+    address = "{{range .NetworkSettings.Networks}}{{.IPAddress}}{{end}}"
+    form = "{{.Id}}|{{.State.Running}}|{{.HostConfig.NetworkMode}}|" + f"{address}|{labels}"
     snippet = f"""IFS='|'; set -- $(docker inspect --format {quote([form])} -- {quote([container])} 2>/dev/null); unset IFS
 [ "$5" = {quote([host])} ] || set --
 code=0

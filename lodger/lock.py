@@ -127,7 +127,11 @@ def take_over(held: Attempt, mine: Owner) -> Command:
     """Return the command that replaces exactly the lock that was seen; it fails when somebody else was faster."""
     stale = f"{paths.LOCK}.{mine.pid}.stale"
     script = f"""mv -T {paths.LOCK} {quote([stale])} || exit 1
-if [ "$(cat {quote([stale])})" != {quote([held.text])} ]; then ln {quote([stale])} {paths.LOCK} 2>/dev/null; rm -f {quote([stale])}; exit 1; fi
+if [ "$(cat {quote([stale])})" != {quote([held.text])} ]; then
+    ln {quote([stale])} {paths.LOCK} 2>/dev/null
+    rm -f {quote([stale])}
+    exit 1
+fi
 rm -f {quote([stale])}
 (set -C; printf '%s\\n' {quote([mine.text()])} > {paths.LOCK})"""
     return Command(script, why="take the lock over", ok=(0, 1, 2))

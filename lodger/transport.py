@@ -82,7 +82,7 @@ class _Reject(paramiko.MissingHostKeyPolicy):
         raise ConnectionFailed(
             f"the host key of {hostname} is not known",
             cause=f"it offers {key.get_name()} SHA256:{_fingerprint(key)}",
-            hint=f"compare the fingerprint with one read on the machine itself, then: ssh-keyscan {hostname} >> ~/.ssh/known_hosts",
+            hint=f"compare it with one read on the machine itself, then: ssh-keyscan {hostname} >> ~/.ssh/known_hosts",
         )
 
 
@@ -290,7 +290,7 @@ class Ssh:
                     data = receive(65536)
                     self._heard = time.monotonic()
                     if len(kept) < command.output_limit:
-                        kept += data
+                        kept.extend(data)
             if on_line is not None:
                 shown = _show_lines(out, shown, on_line, nonce)
             if ended or channel.closed:

@@ -25,8 +25,9 @@ class Situation:
     """What is to be true of one host after a run, in values that states are made from.
 
     ``release`` is the id to serve ("" for none), ``history`` the record to leave (None: the host's own plus
-    ``release``), ``gone`` services that the host has and the release has not, ``turns`` service -> pool, ``neighbours`` those that may share GPUs
-    (owner -> promised MiB), ``replaced`` (kind, name) of those to take down, ``records`` those to bring back.
+    ``release``), ``gone`` services that the host has and the release has not, ``turns`` service -> pool, ``models``
+    name -> (folder, bytes), ``image_room`` reference -> bytes, ``neighbours`` those that may share GPUs (owner ->
+    promised MiB), ``replaced`` (kind, name) of those to take down, ``records`` those to bring back.
     """
 
     host: str

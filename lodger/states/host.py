@@ -19,7 +19,7 @@ _BRANCH_OF_CUDA = {
 
 def cuda_of_driver(version: str) -> str:
     """Return the newest CUDA release that driver ``version`` (``580.126.09``) runs, "" for one older than the table."""
-    branch = int(version.split(".")[0])
+    branch = int(version.partition(".")[0])
     fitting = [cuda for cuda, first in _BRANCH_OF_CUDA.items() if branch >= first]
     return fitting[-1] if fitting else ""
 

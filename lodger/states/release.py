@@ -83,10 +83,11 @@ class ReleaseStaged(State):
         units = [f"{new}/{path}" for path in sorted(self._files) if path.startswith("units/")]
         composes = [f"{new}/{path}" for path in sorted(self._files) if path.endswith("compose.yml")]
         # Older systemd has no --recursive-errors and then reports only on the named units, which is what is wanted.
-        verify = "only=; systemd-analyze --help | grep -q recursive-errors && only=--recursive-errors=no; systemd-analyze verify $only "
+        only = "only=; systemd-analyze --help | grep -q recursive-errors && only=--recursive-errors=no"
+        verify = f"{only}; systemd-analyze verify $only "
         return [
             Command(
-                f"rm -rf {quote([new])} && mkdir -p {quote([new])} && tar -x --no-same-owner -C {quote([new])} && sync -f {quote([new])}",
+                "rm -rf {0} && mkdir -p {0} && tar -x --no-same-owner -C {0} && sync -f {0}".format(quote([new])),
                 why="upload the release beside",
                 stdin=archive(self._files),
             ),

@@ -449,8 +449,8 @@ _PHASES = (
     (r"server_args=", "starting the engine"),
 )
 _CAUSE = re.compile(
-    r"(torch\.OutOfMemoryError: .*|\w*(?:Error|Exception|PanicException)\b: .*|error: .*|unsatisfied condition: .*|Address already in use.*"
-    r"|Error response from daemon: .*|Initialization failed.*)"
+    r"(torch\.OutOfMemoryError: .*|\w*(?:Error|Exception|PanicException)\b: .*|error: .*|unsatisfied condition: .*"
+    r"|No module named .*|Address already in use.*|Error response from daemon: .*|Initialization failed.*)"
 )
 
 
