@@ -475,7 +475,7 @@ class _Questions:
     def soak(self, code: str, tokens: int) -> dict[str, Any]:
         half = min(tokens, self.expect.context_length // 4) // 2
         text = f"{self._words('soak', half)} The secret code is {code}. {self._words('on', half)}"
-        return self._chat(f"{text}\n\nWhat is the secret code in the text above? Be brief.", 64)
+        return self._chat(f"{text}\n\nAnswer briefly: what is the secret code in the text above?", 64)
 
     def _words(self, purpose: str, count: int) -> str:
         # Never the same beginning twice: the prefix cache would hide what a long prompt costs.
