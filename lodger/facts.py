@@ -683,6 +683,7 @@ printf 'container=%s\naddress=%s\nport=%s\nconfig=%s\nhealth=%s\n@log\n' "$1" "$
 [ "$code" = 200 ] || journalctl -u {quote([unit])} -n 80 -o cat --no-pager 2>/dev/null || true"""
 
     def parse_serving(text: str) -> Serving:
+        text = re.sub(r"\x1b\[[0-9;]*[A-Za-z]", "", text)  # Compose moves the cursor even where there is none
         head, _, log = text.partition("@log\n")
         values = dict(line.split("=", 1) for line in head.splitlines() if "=" in line)
         return Serving(
