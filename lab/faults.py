@@ -7,7 +7,6 @@ can, ends within a tenth of a second of the file's change.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -78,7 +77,7 @@ def write(control: Path, faults: Iterable[Fault]) -> None:
     """Replace the file; a reader sees the old one or the new one, never half of it."""
     beside = control / ".faults.json.new"
     beside.write_text(render(faults), "utf-8")
-    os.replace(beside, control / "faults.json")
+    beside.replace(control / "faults.json")
 
 
 def set_fault(control: Path, name: str, port: int | None = None, **parameters: Any) -> Fault:
@@ -107,4 +106,4 @@ def set_clock(control: Path, factor: float) -> None:
         raise ValueError(f"the clock needs a positive factor, not {factor}")
     beside = control / ".clock.new"
     beside.write_text(f"{factor:g}\n", "utf-8")
-    os.replace(beside, control / "clock")
+    beside.replace(control / "clock")

@@ -103,7 +103,7 @@ def _call_pieces(index: int, name: str, arguments: dict[str, Any], parsed: bool)
 
 
 def _forced_pieces(index: int, name: str, arguments: dict[str, Any]) -> list[Piece]:
-    """A call that the grammar forced: JSON from the first token, whatever parser is set."""
+    """Write a call that the grammar forced: JSON from the first token, whatever parser is set."""
     body = json.dumps(arguments, ensure_ascii=False)
     pieces = [Piece(piece, "call", [_argument(index, piece)]) for piece in text.split(body)]
     return [Piece("[", "call", [_named(index, name)]), *pieces, Piece("]", "call")]

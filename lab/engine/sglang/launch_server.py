@@ -17,6 +17,7 @@ from .server import Server, wait_until_ready
 
 IMPORT_SECONDS = 16.0  # an unknown flag took 16 to 23 s to be refused
 CONFIG_SECONDS = 4.0
+MISMATCH = "Error 803: system has unsupported display driver / cuda driver combination"
 HOME = "/sgl-workspace/sglang/python/sglang/launch_server.py"
 
 
@@ -29,15 +30,18 @@ def _check_gpus() -> None:
     """Exit 1 where CUDA finds no GPU, or a driver too old for the image (error 803)."""
     files = gpu.device_files()
     cuda = os.environ.get("CUDA_VERSION", "")
-    trouble = "" if files else "no CUDA-capable device is detected"
-    if files and cuda and not gpu.driver_runs(gpu.describe(files[0])[2], cuda):
-        trouble = "Error 803: system has unsupported display driver / cuda driver combination"
-    if trouble:
-        journal.raw(
-            "UserWarning: CUDA initialization: Unexpected error from cudaGetDeviceCount(). Did you run some cuda functions "
-            f"before calling NumCudaDevices() that might have already set an error? {trouble}"
-        )
-        _fail("RuntimeError: No accelerator (CUDA, XPU, HPU, NPU, MUSA, MPS) or platform plugin is available.")
+    if not files:
+        _fail_no_accelerator("no CUDA-capable device is detected")
+    if cuda and not gpu.driver_runs(gpu.describe(files[0])[2], cuda):
+        _fail_no_accelerator(MISMATCH)
+
+
+def _fail_no_accelerator(cause: str) -> NoReturn:
+    journal.raw(
+        "UserWarning: CUDA initialization: Unexpected error from cudaGetDeviceCount(). Did you run some cuda functions before "
+        f"calling NumCudaDevices() that might have already set an error? {cause}"
+    )
+    _fail("RuntimeError: No accelerator (CUDA, XPU, HPU, NPU, MUSA, MPS) or platform plugin is available.")
 
 
 def _announce(args: ServerArgs) -> None:
@@ -63,9 +67,7 @@ def launch(arguments: list[str], control: Control) -> int:
     if fault:
         _fail(str(fault.get("message", "ImportError: libcuda.so.1: cannot open shared object file")))
     if control.fault("cuda_mismatch"):
-        os.environ["CUDA_VERSION"] = "99.0"
-        gpu.OLDEST_DRIVER[99] = (9999,)
-        _check_gpus()
+        _fail_no_accelerator(MISMATCH)
     try:
         model, draft = resolve(args, gpu.describe(gpu.device_files()[0])[1])
     except StartFailure as problem:
@@ -95,8 +97,8 @@ def main(arguments: list[str] | None = None, *, deprecated_entry: bool = True) -
     """Entry point of both spellings."""
     if deprecated_entry:
         journal.raw(
-            f"{HOME}:56: UserWarning: 'python -m sglang.launch_server' is still supported, but 'sglang serve' is the recommended "
-            "entrypoint.\n  Example: sglang serve --model-path <model> [options]\n  warnings.warn("
+            f"{HOME}:56: UserWarning: 'python -m sglang.launch_server' is still supported, but 'sglang serve' is the "
+            "recommended entrypoint.\n  Example: sglang serve --model-path <model> [options]\n  warnings.warn("
         )
     given = sys.argv[1:] if arguments is None else arguments
     sys.exit(launch(given, Control.of_environment(0)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from bisect import bisect_left
 from importlib import resources
 from typing import Any
@@ -13,12 +14,30 @@ Labels = tuple[tuple[str, str], ...]
 GRAPHS = ("prefill", "decode", "target_verify", "draft_prefill", "draft_decode", "draft_extend")
 ROUTING_EDGES = (0, 1, 2, 3, 5, 7, 10, 20, 50, 100, 200)
 # Gauges that this simulation never moves, but the real one always shows.
-STILL = ["num_retracted_reqs", "num_paused_reqs", "num_grammar_queue_reqs", "cache_hit_rate", "swa_token_usage", "swa_available_tokens", "swa_evictable_tokens", "swa_used_tokens", "spec_cap_length", "spec_block_accept_length", "num_prefill_bootstrap_queue_reqs", "num_prefill_inflight_queue_reqs", "num_decode_prealloc_queue_reqs", "num_decode_transfer_queue_reqs", "pending_prealloc_token_usage", "utilization", "num_unique_running_routing_keys"]
+STILL = (
+    "num_retracted_reqs",
+    "num_paused_reqs",
+    "num_grammar_queue_reqs",
+    "cache_hit_rate",
+    "swa_token_usage",
+    "swa_available_tokens",
+    "swa_evictable_tokens",
+    "swa_used_tokens",
+    "spec_cap_length",
+    "spec_block_accept_length",
+    "num_prefill_bootstrap_queue_reqs",
+    "num_prefill_inflight_queue_reqs",
+    "num_decode_prealloc_queue_reqs",
+    "num_decode_transfer_queue_reqs",
+    "pending_prealloc_token_usage",
+    "utilization",
+    "num_unique_running_routing_keys",
+)
 
 
 def number(value: float) -> str:
     """Write a float as Prometheus clients in Python do (3.615086e+06)."""
-    if value != value:
+    if math.isnan(value):
         return "NaN"
     text = repr(float(value))
     dot = text.find(".")
@@ -63,8 +82,7 @@ class Registry:
         family = self.samples[f"sglang:{name}"]
         key = self._labels(labels)
         before = family.get(key, 0.0)
-        assert not isinstance(before, Histogram)
-        family[key] = before + value
+        family[key] = value + (0.0 if isinstance(before, Histogram) else before)
 
     def observe(self, name: str, value: float, labels: dict[str, str]) -> None:
         """Count a sample of a histogram."""

@@ -10,8 +10,6 @@ from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-Tokens = array  # of type "I"
-
 
 def tokens(items: list[int] | None = None) -> array[int]:
     """Make a token array."""
@@ -50,6 +48,13 @@ class Node:
         """Return how many tokens lead up to it."""
         return self.end - len(self.key)
 
+    @property
+    def above(self) -> Node:
+        """Return the parent; only the root has none."""
+        if self.parent is None:
+            raise ValueError("the root of the prefix cache is never split or evicted")
+        return self.parent
+
 
 class RadixCache:
     """The tree and its accounts: `size` cached tokens, of which `locked` belong to running requests."""
@@ -80,12 +85,11 @@ class RadixCache:
 
     def _split(self, node: Node, length: int) -> Node:
         """Cut a node after `length` of its tokens; returns the upper part."""
-        assert node.parent is not None
-        middle = node.start + length
-        upper = Node(node.key[:length], middle, node.parent, locks=node.locks, used=node.used)
+        parent, middle = node.above, node.start + length
+        upper = Node(node.key[:length], middle, parent, locks=node.locks, used=node.used)
         upper.states = {depth: used for depth, used in node.states.items() if depth <= middle}
         node.states = {depth: used for depth, used in node.states.items() if depth > middle}
-        node.parent.children[self._edge(upper.key)] = upper
+        parent.children[self._edge(upper.key)] = upper
         node.key = node.key[length:]
         upper.children[self._edge(node.key)] = node
         node.parent = upper
@@ -196,8 +200,7 @@ class RadixCache:
         return freed
 
     def _remove(self, node: Node) -> None:
-        assert node.parent is not None
-        del node.parent.children[self._edge(node.key)]
+        del node.above.children[self._edge(node.key)]
         self.size -= len(node.key)
         self.states -= len(node.states)
 

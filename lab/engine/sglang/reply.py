@@ -40,14 +40,17 @@ OPERATORS = {
     "乘": "*",
     "除以": "/",
 }
-SUM = re.compile(r"-?\d+(?:\.\d+)?(?:\s*[-+*/x×÷]\s*\d+(?:\.\d+)?)+")
+# Multiplication and division signs as people write them, by code point: they look like letters.
+TIMES, OVER = "\u00d7", "\u00f7"
+SUM = re.compile(r"-?\d+(?:\.\d+)?(?:\s*[-+*/x\u00d7\u00f7]\s*\d+(?:\.\d+)?)+")
 ECHO = re.compile(
     r"(?:reply|answer|respond)(?: only)? with(?: exactly| only| just)*(?: the words?)?:?\s*[\"'“]?(.+?)[\"'”]?[.!]?$",
     re.I | re.S,
 )
 SAY = re.compile(r"^(?:please )?(?:say|repeat|echo)(?: after me)?:?\s+[\"'“]?(.+?)[\"'”]?[.!]?$", re.I | re.S)
 NEEDLE = re.compile(
-    r"\b((?:\w+ ){0,3}(?:code|number|key|password|passphrase|word|needle|token|name|color|colour))\s+(?:is|was|=|:)\s*[\"']?([\w-]+)",
+    r"\b((?:\w+ ){0,3}(?:code|number|key|password|passphrase|word|needle|token|name|colou?r))"
+    r"\s+(?:is|was|=|:)\s*[\"']?([\w-]+)",
     re.I,
 )
 LONG = re.compile(
@@ -109,7 +112,7 @@ def arithmetic(question: str) -> str | None:
         expression = found[0]
     else:
         return None
-    parts = re.findall(r"\d+(?:\.\d+)?|[-+*/x×÷]", expression.translate(str.maketrans("x×÷", "**/")))
+    parts = re.findall(r"\d+(?:\.\d+)?|[-+*/x\u00d7\u00f7]", expression.translate(str.maketrans(f"x{TIMES}{OVER}", "**/")))
     if parts and parts[0] == "-":
         parts = ["-" + parts[1], *parts[2:]]
     numbers, signs = [float(part) for part in parts[0::2]], parts[1::2]
@@ -190,7 +193,7 @@ def _plain(question: str, context: str, at_length: str) -> str:
     if LONG.search(question):
         return at_length
     if CHINESE.search(question):
-        return f"关于「{question.strip()[:24]}」：可以，这是一个简短的回答。"
+        return f"关于「{question.strip()[:24]}」\uff1a可以\uff0c这是一个简短的回答。"
     words = " ".join(question.split()[:10])
     return f"You asked: {words}. In short: yes, it works, and this is the answer."
 

@@ -24,9 +24,8 @@ def resolve(args: ServerArgs, memory_mib: int) -> tuple[Model, Draft | None]:
         values["chunked_prefill_size"] = 2048 if memory_mib < 35 * 1024 else 4096 if memory_mib < 60 * 1024 else 8192
     multimodal = target.multimodal and not args.language_model_only
     if args.mem_fraction_static is None:
-        values["mem_fraction_static"] = capacity.default_fraction(
-            memory_mib, args.tp_size, args.chunked_prefill_size, multimodal
-        )
+        chunk = args.chunked_prefill_size
+        values["mem_fraction_static"] = capacity.default_fraction(memory_mib, args.tp_size, chunk, multimodal)
     if args.mm_feature_transport is None:
         values["mm_feature_transport"] = "cuda_ipc"
         journal.line(
@@ -35,8 +34,8 @@ def resolve(args: ServerArgs, memory_mib: int) -> tuple[Model, Draft | None]:
         )
     if args.mm_feature_transport == "cuda_ipc":
         journal.line(
-            f"Using CUDA IPC for multimodal features: reserving up to 1024 MiB on base GPU {args.base_gpu_id} across "
-            f"{args.tokenizer_worker_num} tokenizer worker(s). This reduces KV cache headroom; a full pool falls back to CPU "
+            f"Using CUDA IPC for multimodal features: reserving up to 1024 MiB on base GPU {args.base_gpu_id} "
+            f"across {args.tokenizer_worker_num} tokenizer worker(s). This reduces KV cache headroom; a full pool falls back to CPU "
             "transport."
         )
         journal.line(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
@@ -33,10 +34,8 @@ def kill_tree(child: int) -> NoReturn:
     """
     me = os.getpid()
     journal.line(f"kill_process_tree called: parent_pid={me}, include_parent=True, pid={me}")
-    try:
+    with contextlib.suppress(ProcessLookupError):
         os.kill(child, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
     os.kill(me, signal.SIGKILL)
     time.sleep(0.2)
     os._exit(0)
@@ -117,7 +116,7 @@ class Server:
         return 0
 
     async def _port_taken(self, problem: OSError, warm_up: asyncio.Task[None]) -> int:
-        """The warm-up goes on meanwhile, against whoever has the port, and may well find it fired up."""
+        """End with 3, after the warm-up: it reaches whoever has the port, and may well find it fired up."""
         reason = os.strerror(problem.errno or 0).lower()
         journal.line(
             f"ERROR:    [Errno {problem.errno}] error while attempting to bind on address "

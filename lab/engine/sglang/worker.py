@@ -23,12 +23,6 @@ from .scheduler import Request, Scheduler, Settings, Step
 LAG_LOGGED = 0.25  # seconds behind its own clock that are worth a line
 LAG_PAUSE = 5.0
 LOAD_GB_A_SECOND = 1.1
-DECODE_SIZES = [*range(1, 9), *range(10, 33, 2), *range(40, 65, 4), *range(72, 257, 8)]
-PLAIN_SIZES = [1, 2, 4, 8, 12, *range(16, 257, 8), *range(272, 513, 16)]
-PREFILL_SIZES = [
-    *range(4, 33, 4), 48, *range(64, 65), *range(80, 257, 16), *range(288, 513, 32),
-    *range(576, 1025, 64), *range(1280, 2049, 256),
-]  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -40,19 +34,6 @@ class Setup:
     draft: Draft | None
     control: Control
     seed: int
-
-
-def decode_sizes(args: ServerArgs, speculative: bool, limit: int) -> list[int]:
-    """Return the batch sizes whose graphs are captured."""
-    largest = args.cuda_graph_max_bs_decode or limit
-    sizes = args.cuda_graph_bs_decode or [size for size in (DECODE_SIZES if speculative else PLAIN_SIZES) if size <= largest]
-    return list(sizes)
-
-
-def prefill_sizes(args: ServerArgs) -> list[int]:
-    """Return the token counts whose graphs are captured."""
-    largest = args.cuda_graph_max_bs_prefill or args.chunked_prefill_size or 2048
-    return list(args.cuda_graph_bs_prefill or [size for size in PREFILL_SIZES if size <= largest])
 
 
 class Worker:
@@ -98,7 +79,7 @@ class Worker:
         self._make_pools(plan)
         self._capture(plan)
         scheduler = self._ready(plan, time.monotonic() - began)
-        self._workspace(plan)
+        self._take_workspace(plan)
         return scheduler
 
     def _log_each_rank(self, text: str) -> None:
@@ -131,7 +112,8 @@ class Worker:
         if self.model.quantization == "fp8" and self.devices[0].compute_capability < "8.9":
             self._log(
                 "Your GPU does not have native support for FP8 computation but FP8 quantization is being used. Weight-only FP8 "
-                "compression will be used leveraging the Marlin kernel. This may degrade performance for compute-heavy workloads."
+                "compression will be used leveraging the Marlin kernel. This may degrade performance for compute-heavy "
+                "workloads."
             )
 
     def _load(self, free: int) -> Plan:
@@ -140,7 +122,8 @@ class Worker:
         self._log_each("Load weight begin. avail mem={free} GB")
         if self.control.fault("weights_corrupted"):
             raise StartFailure(
-                "safetensors_rust.SafetensorError: Error while deserializing header: incomplete metadata, file not fully covered"
+                "safetensors_rust.SafetensorError: Error while deserializing header: "
+                "incomplete metadata, file not fully covered"
             )
         check_shards(self.model.path)
         check_kernels(self.model, self.args.tp_size)
@@ -201,6 +184,8 @@ class Worker:
                 "due to the available KV cache capacity."
             )
         self.control.pause(1)
+        if self.control.fault("oom_at_start"):
+            self._take(self.devices[0].memory_mib)
         self._take(plan.request_table)
         if self.model.hybrid:
             self._take(plan.state_pool + plan.intermediate)
@@ -240,10 +225,10 @@ class Worker:
         }
         for phase, mib in plan.graphs.items():
             if phase == "prefill":
-                detail = f"backend=breakable, num_tokens={prefill_sizes(self.args)}"
+                detail = f"backend=breakable, num_tokens={capacity.prefill_sizes(self.args)}"
             else:
                 each = self.setup.draft.tokens if self.setup.draft else 1
-                sizes = decode_sizes(self.args, self.setup.draft is not None, max(plan.running, 1))
+                sizes = capacity.decode_sizes(self.args, self.setup.draft is not None, max(plan.running, 1))
                 detail = f"backend=full, num_tokens_per_req={each}, bs={sizes}"
             self._log_each(f"Capture {names[phase]} CUDA graph begin. {detail}, avail mem={{free}} GB")
             seconds = {"prefill": 14.0, "draft_decode": 5.0}.get(phase, 8.0) * min(1.0, self.model.hidden / 5120 + 0.1)
@@ -314,8 +299,8 @@ class Worker:
             pace.pace_of(self.devices[0].name, self.args.tp_size, self.model.hidden, self.setup.draft is not None),
         )
 
-    def _workspace(self, plan: Plan) -> None:
-        """What is taken only once requests come: workspaces on every GPU, the image transport on the first."""
+    def _take_workspace(self, plan: Plan) -> None:
+        """Take what is needed only once requests come: workspaces on every GPU, the image transport on the first."""
         self._take(plan.workspace + plan.reserved)
         if plan.ipc_pool:
             self.devices[0].allocate(plan.ipc_pool)
@@ -440,12 +425,7 @@ def run(setup: Setup, channel: socket.socket) -> NoReturn:
     Path("/proc/self/comm").write_text("sglang::scheduler_TP0"[:15])
     worker = Worker(setup, channel)
     try:
-        if setup.control.fault("oom_at_start"):
-            setup.control.pause(17)
-            worker._open_devices()
-            raise gpu.OutOfMemory(worker.devices[0], worker.devices[0].memory_mib)
-        scheduler = worker.start()
-        worker.run(scheduler)
+        worker.run(worker.start())
     except gpu.OutOfMemory as error:
         _fail(error, "torch.OutOfMemoryError")
     except StartFailure as error:
