@@ -262,6 +262,8 @@ def test_unit_runs_compose_in_the_foreground_from_the_services_own_folder(fleet:
         '/usr/bin/docker compose -p "lodger-worker-a" -f "/opt/lodger/services/worker-a/compose.yml" '
         'up --exit-code-from "engine" --no-color --no-log-prefix'
     )
+    stop = '/usr/bin/docker compose -p "lodger-worker-a" -f "/opt/lodger/services/worker-a/compose.yml" stop'
+    assert (read["Service"]["ExecStop"], read["Service"]["ExecStopPost"]) == (stop, f"-{stop}")
     assert read["Unit"]["Wants"] == "docker.service"
     assert "Requires" not in read["Unit"]
 
