@@ -34,7 +34,7 @@ START_DEADLINE = 90.0
 @pytest.fixture(scope="module")
 def fleet() -> Fleet:
     # 4 at once is below what the memory gives; how much exactly that is, is not the question here.
-    return with_pool(load(ROOT / "hosts"), max_running_requests=4)
+    return declaring(load(ROOT / "hosts"), max_running_requests=4)
 
 
 @pytest.fixture(scope="module")
@@ -80,12 +80,13 @@ def free_port() -> int:
 
 
 @contextlib.contextmanager
-def engine(words: list[str], gpus: int, folder: Path) -> Iterator[Client]:
-    """Run the simulated engine until the block ends; yield a client of it once it is healthy."""
+def engine(words: list[str], gpus: int, folder: Path, faults: list[dict[str, object]]) -> Iterator[Client]:
+    """Run the simulated engine until the block ends, with faults to act out; yield a client of it once it is healthy."""
     devices, control, log = folder / "dev", folder / "control", folder / "engine.log"
     devices.mkdir()
     control.mkdir()
     (control / "clock").write_text(CLOCK)
+    (control / "faults.json").write_text(json.dumps(faults))
     for index in range(gpus):
         gpu = {
             "index": index,
@@ -127,17 +128,30 @@ Smoked = Callable[..., SmokeReport]
 def smoked(fleet: Fleet, models: Path, tmp_path: Path) -> Smoked:
     """Smoke worker a of node1; ``change`` alters the engine's command line, ``declared`` another inventory."""
 
-    def run(change: Callable[[list[str]], list[str]] = list, declared: Fleet = fleet) -> SmokeReport:
+    def run(
+        change: Callable[[list[str]], list[str]] = list,
+        declared: Fleet = fleet,
+        faults: tuple[dict[str, object], ...] = (),
+        min_kv_tokens: int = 50_000,
+    ) -> SmokeReport:
         host = declared.hosts["node1"]
-        with engine(change(command_line(declared, host, models)), host.gpus.count, tmp_path) as client:
-            return smoke(client, Expectation.of(declared, host, host.workers["a"], min_kv_tokens=50_000))
+        words = change(command_line(declared, host, models))
+        with engine(words, host.gpus.count, tmp_path, list(faults)) as client:
+            return smoke(client, Expectation.of(declared, host, host.workers["a"], min_kv_tokens))
 
     return run
 
 
-def with_pool(fleet: Fleet, **settings: object) -> Fleet:
-    pool = fleet.pools["qwen38"]
-    return fleet.model_copy(update={"pools": {**fleet.pools, pool.name: pool.model_copy(update=settings)}})
+def declaring(fleet: Fleet, own: dict[str, object] | None = None, **settings: object) -> Fleet:
+    """Return the fleet with other settings of the pool, and with ``own`` as all that worker a of node1 has of its own."""
+    host, pool = fleet.hosts["node1"], fleet.pools["qwen38"]
+    worker = host.workers["a"].model_copy(update={"engine": own or {}})
+    return fleet.model_copy(
+        update={
+            "hosts": {**fleet.hosts, "node1": host.model_copy(update={"workers": {"a": worker}})},
+            "pools": {**fleet.pools, "qwen38": pool.model_copy(update=settings)},
+        }
+    )
 
 
 def told(checks: tuple[Check, ...]) -> list[str]:
@@ -180,16 +194,31 @@ def test_a_broken_setting_fails_its_own_check_and_is_named(
     assert report.failures[0].setting == setting
 
 
+def test_an_engine_that_dies_at_a_long_prompt_only_is_found(smoked: Smoked) -> None:
+    report = smoked(faults=({"fault": "oom_at_long_request", "tokens": 8000},))
+    assert [check.name for check in report.failures] == ["long prompts"], told(report.failures)
+    assert report.failures[0].setting == "pools.qwen38.mem_fraction_static"
+
+
+def test_an_engine_that_talks_garbage_is_found(smoked: Smoked) -> None:
+    report = smoked(faults=({"fault": "garbage"},))
+    failing = {check.name: check for check in report.failures}
+    assert failing["chat"].setting == failing["long prompts"].setting == "pools.qwen38.model"
+    assert "streaming" not in failing, "shape and speed are right, which is why answers are checked"
+
+
+def test_a_kv_pool_smaller_than_planned_is_named(smoked: Smoked) -> None:
+    report = smoked(min_kv_tokens=10_000_000)
+    assert [check.name for check in report.failures] == ["KV pool"], told(report.failures)
+
+
 def test_a_concurrency_that_the_memory_does_not_give_is_named(smoked: Smoked, fleet: Fleet) -> None:
-    report = smoked(declared=with_pool(fleet, max_running_requests=48))
+    report = smoked(declared=declaring(fleet, max_running_requests=48))
     assert [check.name for check in report.failures] == ["concurrency"], told(report.failures)
     assert report.failures[0].setting == "pools.qwen38.max_running_requests"
 
 
 def test_a_tool_parser_taken_from_one_worker_is_named_there(smoked: Smoked, fleet: Fleet) -> None:
-    node1 = fleet.hosts["node1"]
-    worker = node1.workers["a"].model_copy(update={"engine": {"tool_call_parser": None}})
-    host = node1.model_copy(update={"workers": {"a": worker}})
-    report = smoked(declared=fleet.model_copy(update={"hosts": {**fleet.hosts, "node1": host}}))
+    report = smoked(declared=declaring(fleet, own={"tool_call_parser": None}))
     assert [check.name for check in report.failures] == ["tool call"], told(report.failures)
     assert report.failures[0].setting == "node1: workers.a.engine.tool_call_parser"
