@@ -42,7 +42,7 @@ FIRST_DEPLOYMENT = shlex.split("""
 ADDED = shlex.split("""
     --speculative-draft-model-quantization unquant
     --mamba-radix-cache-strategy extra_buffer
-    --max-running-requests 8
+    --max-running-requests 7
     --max-queued-requests 64
     --disable-custom-all-reduce
     --weight-version 017b9c7af6b5689d5dd426a76e0bc077eb5ca20a
