@@ -258,12 +258,10 @@ class Lab:
         """Return the files that a twin gets, and the addresses that it knows by name."""
         fleet = inventory.load(self.hosts)
         made = world(fleet, fleet.hosts[name], self.twin(name).machine_id, self.clock)
-        authority = File((self.keys / "ca.crt").read_text())
         files = {
             **made.files,
             "/etc/twin.json": File(json.dumps(made.spec), 0o600),
-            "/usr/local/share/ca-certificates/lab.crt": authority,
-            f"/etc/docker/certs.d/{REGISTRY}/ca.crt": authority,
+            f"/etc/docker/certs.d/{REGISTRY}/ca.crt": File((self.keys / "ca.crt").read_text()),
             f"/home/{USER}/.ssh/authorized_keys": File((self.keys / "operator.pub").read_text()),
             "/etc/ssh/ssh_host_ed25519_key": File((self.keys / name).read_text(), 0o600),
             "/etc/ssh/ssh_host_ed25519_key.pub": File((self.keys / f"{name}.pub").read_text()),

@@ -25,7 +25,8 @@ class LabError(RuntimeError):
 
 def say(text: str) -> None:
     """Print one line of progress on stderr; stdout belongs to the tasks."""
-    print(f"lab: {text}", file=sys.stderr, flush=True)
+    sys.stderr.write(f"lab: {text}\n")
+    sys.stderr.flush()
 
 
 def run(

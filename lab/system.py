@@ -26,6 +26,7 @@ DATA = MACHINE / "docker"
 RUN = MACHINE / "run"
 HOST = f"unix://{RUN / 'docker.sock'}"
 PID_FILE = RUN / "dockerd.pid"
+CONTAINERD_PID_FILE = RUN / "exec" / "containerd" / "containerd.pid"
 LOG = MACHINE / "dockerd.log"
 # Bridges between twins need no packet filter on the machine; twins outlive a daemon that is killed.
 DAEMON = [
@@ -84,12 +85,16 @@ def stop_daemon_if_unused() -> None:
 
 def daemon_pid() -> int | None:
     """Return the process id of the lab's own dockerd, or None when it does not run."""
+    return _pid(PID_FILE, b"dockerd")
+
+
+def _pid(file: Path, program: bytes) -> int | None:
     try:
-        pid = int(PID_FILE.read_text())
-        command = Path(f"/proc/{pid}/cmdline").read_bytes()
+        pid = int(file.read_text())
+        command = Path(f"/proc/{pid}/cmdline").read_bytes()  # empty for a zombie
     except (OSError, ValueError):
         return None
-    return pid if command.split(b"\0")[0].endswith(b"dockerd") else None
+    return pid if command.split(b"\0")[0].endswith(program) else None
 
 
 def _aim() -> bool:
@@ -108,8 +113,10 @@ def _answers() -> bool:
 def _start_daemon() -> None:
     say("starting a Docker daemon of the lab's own")
     RUN.mkdir(parents=True, exist_ok=True)
-    if daemon_pid() is None:
-        PID_FILE.unlink(missing_ok=True)
+    # dockerd takes whatever process has a recorded number, a zombie even, for the daemon that it waits for.
+    for file, program in ((PID_FILE, b"dockerd"), (CONTAINERD_PID_FILE, b"containerd")):
+        if _pid(file, program) is None:
+            file.unlink(missing_ok=True)
     with LOG.open("ab") as log:
         daemon = subprocess.Popen(DAEMON, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
     wait_until(lambda: daemon.poll() is not None or _answers(), "dockerd answers", 60, pause=0.2)

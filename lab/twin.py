@@ -77,6 +77,13 @@ class Twin:
         """Set what simulated engines act out (form: lab/engine/README.md); an empty list ends it."""
         self.write("/run/gpu-sim/faults.json", json.dumps(list(faults)))
 
+    def install_driver(self, version: str) -> None:
+        """Make this the twin of a host with another driver, and reboot it."""
+        spec = json.loads(self.exec(["cat", "/etc/twin.json"]).stdout)
+        self.write("/etc/twin.json", json.dumps({**spec, "driver": version}))
+        self.exec("rm /usr/lib/x86_64-linux-gnu/libnvidia-ml.so.*")
+        self.reboot()
+
     def wait_ready(self) -> None:
         """Wait until systemd has nothing left to start and the lab's own services run."""
         booted = ("running", "degraded")

@@ -69,6 +69,7 @@ def world(fleet: Fleet, host: Host, machine_id: str, clock: float) -> World:
             "models_dir": str(host.models_dir),
             "models": [_model(model, fleet.folder / "models" / model.name) for model in fleet.models.values()],
             "commands": [],
+            "awaited": [],
         }
     )
     _strangers(made)
@@ -111,6 +112,7 @@ def _neighbour(made: World, neighbour: Neighbour, host: Host) -> None:
             start = ["docker", "run", "-d", "--name", label, "--restart", "unless-stopped", "--gpus", "all", *publish]
             if replaced and ENGINE_CODE.exists():
                 made.run(*start, *_engine_by_hand(host, port))
+                made.spec["awaited"].append([label, f"http://127.0.0.1:{port}/health"])
             else:
                 made.run(*start, NOTEBOOK, *in_container)
         case "compose":

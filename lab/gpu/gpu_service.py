@@ -10,6 +10,7 @@ import fcntl
 import http.server
 import json
 import os
+import signal
 import struct
 import sys
 import threading
@@ -48,6 +49,8 @@ def main():
     parse.add_argument("--port", type=int, default=0)
     parse.add_argument("--name", default="service")
     options = parse.parse_args()
+    # In a container this is process 1, for which SIGTERM does nothing by itself.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     held = [hold(int(index), options.memory_mib) for index in options.gpus.split(",") if index]
 
     class Handler(http.server.BaseHTTPRequestHandler):

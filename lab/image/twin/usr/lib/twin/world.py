@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 import uuid
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -15,6 +16,8 @@ CUDA = {525: "12.0", 530: "12.1", 535: "12.2", 545: "12.3", 550: "12.4", 555: "1
         570: "12.8", 575: "12.9", 580: "13.0", 590: "13.1"}
 LIBRARY = Path("/usr/lib/x86_64-linux-gnu")
 GLUSTER = Path("/data/gluster")
+CLOCK = Path("/run/gpu-sim/clock")
+SETTLED = Path("/var/lib/twin/settled")
 LONG_AGO = 1_700_000_000  # one modification time for all that lies on the shared file system, the same after every boot
 
 
@@ -44,10 +47,9 @@ def driver():
     for name in ("nvidiactl", "nvidia-uvm", "nvidia-uvm-tools"):
         Path("/dev", name).write_text("")
     os.umask(old_umask)
-    control = Path("/run/gpu-sim")
-    control.mkdir()
-    if SPEC["clock"] != 1:
-        (control / "clock").write_text(f"{SPEC['clock']}\n")
+    CLOCK.parent.mkdir()
+    # What starts with the machine starts at once; `neighbours` sets the clock that was asked for.
+    CLOCK.write_text("1000\n")
 
 
 def shared_file_system():
@@ -92,12 +94,21 @@ def hardware():
 
 
 def neighbours():
-    """Start the containers of other people; Docker itself starts them again at later boots."""
-    with ThreadPoolExecutor() as pool:
-        for done in pool.map(lambda argv: subprocess.run(argv, check=False), SPEC["commands"]):
-            done.check_returncode()
-    Path("/var/lib/twin").mkdir(exist_ok=True)
-    Path("/var/lib/twin/settled").touch()
+    """Start the containers of other people; Docker itself starts them again at later boots. End when they serve."""
+    if not SETTLED.exists():
+        with ThreadPoolExecutor() as pool:
+            for done in pool.map(lambda argv: subprocess.run(argv, check=False), SPEC["commands"]):
+                done.check_returncode()
+    for container, url in SPEC["awaited"]:
+        state = ["docker", "inspect", "-f", "{{.State.Running}}", container]
+        end = time.monotonic() + 10
+        while time.monotonic() < end and subprocess.run(state, capture_output=True, check=False).stdout == b"true\n":
+            if subprocess.run(["curl", "-sfo", "/dev/null", url], check=False).returncode == 0:
+                break
+            time.sleep(0.05)
+    CLOCK.write_text(f"{SPEC['clock']}\n")
+    SETTLED.parent.mkdir(exist_ok=True)
+    SETTLED.touch()
 
 
 {"hardware": hardware, "neighbours": neighbours}[sys.argv[1]]()
