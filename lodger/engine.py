@@ -177,8 +177,10 @@ class Reporter(Protocol):
         ...
 
 
-Witnesses = Callable[[Sequence[str], Transport], list[str]]
-"""Runs testinfra files over the open connection and returns what disagrees, one line each."""
+Witnesses = Callable[[Sequence[str], Transport, str], list[str]]
+"""Runs testinfra files over the open connection and returns what disagrees, one line each.
+
+The last argument names the service or neighbour to look at, "" for all of the host."""
 
 
 class Engine:
@@ -570,7 +572,7 @@ class Engine:
         if not files:
             return
         self.report.progress(run.plan.host, f"{step.state.name}: asking the witnesses")
-        said = self.witnesses(files, self.connection)
+        said = self.witnesses(files, self.connection, step.item)
         self.log.write("witness", state=step.state.name, files=list(files), disagree=said)
         if said:
             raise StateFailed("a witness disagrees", cause=said[0], state=step.state.name)

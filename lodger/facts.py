@@ -77,12 +77,17 @@ class Facts:
 
 
 def script(facts: Iterable[Fact[Any]]) -> str:
-    """Return one sh script that reads all ``facts``, each once, however often it is asked for."""
+    """Return one sh script that reads all ``facts``, each once, however often it is asked for.
+
+    The marks between the readings carry a key that the host makes up for this one script: whatever a colleague's process
+    is called, or a log says, is never taken for the end of a reading.
+    """
     parts = [
-        f"printf '{_MARK} %s\\n' {quote([fact.name])}\n(\n{fact.snippet}\n) 2>&1 </dev/null\nprintf '\\n{_MARK}-end %d\\n' $?"
+        f'printf "{_MARK} $lodger_key begin %s\\n" {quote([fact.name])}\n(\n{fact.snippet}\n) 2>&1 </dev/null\n'
+        f'printf "\\n{_MARK} $lodger_key end %d\\n" $?'
         for fact in dict.fromkeys(facts)
     ]
-    return "\n".join(parts)
+    return "\n".join([f'lodger_key=$(cat /proc/sys/kernel/random/uuid)\necho "{_MARK}s $lodger_key"', *parts])
 
 
 def command(facts: Iterable[Fact[Any]], timeout: float = 90.0) -> Command:
@@ -93,9 +98,12 @@ def command(facts: Iterable[Fact[Any]], timeout: float = 90.0) -> Command:
 def parse(text: str, host: str = "") -> Facts:
     """Return the facts in the output of :func:`script`; a section that is cut off is left out."""
     sections: dict[str, tuple[int, str]] = {}
-    pattern = re.compile(rf"^{_MARK} (?P<name>[^\n]*)\n(?P<body>.*?)\n?^{_MARK}-end (?P<code>\d+)$", re.MULTILINE | re.DOTALL)
-    for match in pattern.finditer(text):
-        sections[match["name"]] = (int(match["code"]), match["body"])
+    key = re.search(rf"^{_MARK}s (\S+)$", text, re.MULTILINE)
+    if key is not None:
+        mark = re.escape(f"{_MARK} {key[1]}")
+        pattern = rf"^{mark} begin (?P<name>[^\n]*)\n(?P<body>.*?)\n^{mark} end (?P<code>\d+)\n"
+        for match in re.finditer(pattern, text, re.MULTILINE | re.DOTALL):
+            sections[match["name"]] = (int(match["code"]), match["body"])
     return Facts(sections, host)
 
 
@@ -193,7 +201,7 @@ class Container:
 
 def _containers(text: str) -> dict[str, Container]:
     found: dict[str, Container] = {}
-    for line in text.splitlines():
+    for line in text.split("\n"):  # JSON leaves in place some characters at which splitlines() splits
         if not line.startswith("["):
             continue
         ident, name, image, status, policy, count, started, pid, labels, networks, mode, ports = json.loads(line)
@@ -385,7 +393,7 @@ class Process:
 
 def _processes(text: str) -> dict[int, Process]:
     processes: dict[int, Process] = {}
-    for block in text.split("@pid ")[1:]:
+    for block in re.split(r"^@pid ", text, flags=re.MULTILINE)[1:]:
         pid, user, parents, cgroup, devices, *command = block.split("\n")
         processes[int(pid)] = Process(
             int(pid),
@@ -425,13 +433,14 @@ done""",
 
 def _mounts(text: str) -> dict[str, str]:
     mounts: dict[str, str] = {}
-    for line in text.splitlines():
+    for line in text.split("\n"):  # the kernel escapes ASCII blanks only: a path may hold what split() takes for one
         left, _, right = line.partition(" - ")
-        fields = left.split()
+        fields = left.split(" ")
         if len(fields) >= 6 and right:
-            kind, source = right.split()[:2]
-            read_only = "ro" in fields[5].split(",") or "ro" in right.split()[-1].split(",")
-            mounts[fields[4].encode().decode("unicode_escape")] = f"{kind} {source}{' ro' if read_only else ''}"
+            kind, source, *options = right.split(" ")
+            read_only = "ro" in fields[5].split(",") or "ro" in options[-1].split(",")
+            where = re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), fields[4])
+            mounts[where] = f"{kind} {source}{' ro' if read_only else ''}"
     return mounts
 
 
@@ -565,8 +574,16 @@ class Deployed:
     files: Mapping[str, HostFile]
 
     def manifest(self, release: str) -> dict[str, Any]:
-        """Return the manifest of a stored release; raise KeyError when it has none, ValueError when it is not JSON."""
-        data: dict[str, Any] = json.loads(self.files[f"/opt/lodger/releases/{release}/manifest.json"].content)
+        """Return the manifest of a stored release; raise Unreadable when it has none, or one that is no manifest."""
+        path = f"/opt/lodger/releases/{release}/manifest.json"
+        hint = f"put the file back, or remove {path.rpartition('/')[0]} and /opt/lodger/current to begin afresh"
+        try:
+            data = json.loads(self.files[path].content)
+        except (KeyError, ValueError) as error:
+            cause = f"{path}: {error}" if path in self.files else f"{path} is not there"
+            raise Unreadable(f"release {release} has no readable manifest", cause=cause, hint=hint) from error
+        if not isinstance(data, dict):
+            raise Unreadable(f"release {release} has no readable manifest", cause=f"{path} holds no object", hint=hint)
         return data
 
     def record(self, name: str) -> str | None:

@@ -86,14 +86,25 @@ def _attempt(text: str) -> Attempt:
     return Attempt(taken=False, failure=text.removeprefix("failed").strip() or "it could not be written")
 
 
+# Holding the folder itself (flock) makes looking at the lock and changing it one step for everybody.
+_ALONE = f"exec 9< {paths.VAR} && flock -w 10 9"
+
+
+def _put(owner: Owner) -> str:
+    """Return sh that writes the lock beside and puts it in place whole: a full disk leaves none, not an empty one."""
+    new = f"{paths.LOCK}.new"
+    return (
+        f"{{ {{ printf '%s\\n' {quote([owner.text()])} > {new} && mv -f {new} {paths.LOCK}; }} || {{ rm -f {new}; false; }}; }}"
+    )
+
+
 def attempt(owner: Owner) -> Fact[Attempt]:
     """Return the one "fact" that acts: it takes the lock if nobody has it, in the same round trip that reads the rest."""
     lock = paths.LOCK
-    snippet = f"""mkdir -p {paths.VAR}
-said=$( (set -C; printf '%s\\n' {quote([owner.text()])} > {lock}) 2>&1 )
-if [ -s {lock} ] && [ "$(cat {lock})" = {quote([owner.text()])} ]; then
+    snippet = f"""said=$( exec 2>&1; mkdir -p {paths.VAR} && {_ALONE} && [ ! -e {lock} ] && {_put(owner)} )
+if [ "$(cat {lock} 2>/dev/null)" = {quote([owner.text()])} ]; then
     echo taken
-elif [ -e {lock} ] && [ -s {lock} ]; then
+elif [ -e {lock} ]; then
     printf 'held\\n%s\\n' $(( $(date +%s) - $(stat -c %Y {lock}) )); cat {lock}
 else
     echo "failed $said"
@@ -125,16 +136,8 @@ def judge(held: Attempt, mine: Owner, start_of: int) -> Verdict:
 
 def take_over(held: Attempt, mine: Owner) -> Command:
     """Return the command that replaces exactly the lock that was seen; it fails when somebody else was faster."""
-    stale = f"{paths.LOCK}.{mine.pid}.stale"
-    script = f"""mv -T {paths.LOCK} {quote([stale])} || exit 1
-if [ "$(cat {quote([stale])})" != {quote([held.text])} ]; then
-    ln {quote([stale])} {paths.LOCK} 2>/dev/null
-    rm -f {quote([stale])}
-    exit 1
-fi
-rm -f {quote([stale])}
-(set -C; printf '%s\\n' {quote([mine.text()])} > {paths.LOCK})"""
-    return Command(script, why="take the lock over", ok=(0, 1, 2))
+    seen = f'[ -e {paths.LOCK} ] && [ "$(cat {paths.LOCK})" = {quote([held.text])} ]'
+    return Command(f"{_ALONE} && {seen} && {_put(mine)}", why="take the lock over", ok=(0, 1, 2))
 
 
 def renew(mine: Owner) -> Command:
@@ -147,6 +150,6 @@ def renew(mine: Owner) -> Command:
 def release_script(mine: Owner) -> str:
     """Return sh that gives the lock back if it is ours, and leaves no empty folder behind."""
     return (
-        f'if [ "$(cat {paths.LOCK} 2>/dev/null)" = {quote([mine.text()])} ]; then rm -f {paths.LOCK}; fi\n'
+        f'( {_ALONE} && if [ "$(cat {paths.LOCK} 2>/dev/null)" = {quote([mine.text()])} ]; then rm -f {paths.LOCK}; fi )\n'
         f"rmdir --ignore-fail-on-non-empty {paths.VAR} 2>/dev/null || true"
     )

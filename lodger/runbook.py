@@ -136,9 +136,10 @@ def expand(runbook: Runbook, at: Situation) -> list[Step]:
     for block in runbook.blocks:
         for item in items(at, block.each):
             states = [CATALOG[name][1](at, item) for name in block.names]
-            turn = at.turns.get(item.name, "") if isinstance(item, Managed) else ""
-            steps += [Step(state, block.heading, turn=turn) for state in states[:-1]]
-            steps.append(Step(states[-1], block.heading, block.witnesses, turn, last_of_turn=bool(turn)))
+            name = item.name if isinstance(item, Managed) else item[1] if isinstance(item, tuple) else ""
+            turn = at.turns.get(name, "")
+            steps += [Step(state, block.heading, item=name, turn=turn) for state in states[:-1]]
+            steps.append(Step(states[-1], block.heading, block.witnesses, name, turn, last_of_turn=bool(turn)))
     return steps
 
 

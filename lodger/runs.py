@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import getpass
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,7 +22,7 @@ from lodger.report import Terminal
 from lodger.states.base import Step
 from lodger.transport import Ssh
 
-JOURNALS = cli.ROOT / "journal"
+JOURNALS = Path(os.environ.get("LODGER_JOURNAL") or cli.ROOT / "journal")
 
 
 class _Report(Terminal):
@@ -49,7 +50,7 @@ def carry_out(
                     connection,
                     log,
                     report,
-                    lambda files, transport: _ask(files, transport, fleet, host),
+                    lambda files, transport, item: _ask(files, transport, fleet, _narrowed(host, item)),
                     user=getpass.getuser(),
                     machine_id=host.machine_id,
                     break_lock=break_lock,
@@ -64,6 +65,16 @@ def carry_out(
             log.close()
 
     return cli.side_by_side(hosts, one)
+
+
+def _narrowed(host: Host, item: str) -> Host:
+    """Return ``host`` as if it had only the worker or the neighbour ``item``: the others' turn has not come yet."""
+    worker = item.removeprefix("worker-")
+    if item.startswith("worker-"):
+        return host.model_copy(update={"workers": {worker: host.workers[worker]}})
+    if item in host.neighbours:
+        return host.model_copy(update={"neighbours": {item: host.neighbours[item]}})
+    return host
 
 
 def _ask(files: Sequence[str], transport: Transport, fleet: Fleet, host: Host) -> list[str]:
@@ -132,7 +143,7 @@ def look(host: Host, plan: Callable[[Host], Plan]) -> Look:
     seen = Look(host.name, wanted.runbook)
     try:
         with Ssh(host, cancelled=cli.stop.is_set) as connection:
-            engine = Engine(connection, _NoLog(), _Report(), lambda _files, _transport: [], user="", machine_id=host.machine_id)
+            engine = Engine(connection, _NoLog(), _Report(), lambda *_: [], user="", machine_id=host.machine_id)
             read, steps = engine.look(wanted)
             seen.diff = wanted.difference(read)
             seen.states = [
