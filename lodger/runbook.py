@@ -79,7 +79,7 @@ def parse(text: str, name: str, file: str) -> Runbook:
     if not blocks and not mistakes:
         mistakes.append(f"{file}:1: it has no ```state block")
     if mistakes:
-        raise UsageError("\n".join(mistakes), hint="`invoke runbook.check` reads every runbook")
+        raise UsageError("\n".join(mistakes), hint="runbooks/deploy.md shows every kind of block")
     hosts = front.get("hosts", [])
     return Runbook(
         name,
@@ -100,10 +100,13 @@ def _front_matter(text: str, file: str) -> tuple[dict[str, Any], str, int]:
         )
     end = lines.index("---", 1)
     try:
-        front = YAML(typ="safe").load("\n".join(lines[1:end])) or {}
+        front = YAML(typ="safe").load("\n".join(lines[1:end]))
     except YAMLError as error:
         raise UsageError(f"{file}:1: its front matter is not YAML", cause=str(error).splitlines()[0]) from error
-    return dict(front), "\n".join(lines[end + 1 :]), end + 1
+    if not isinstance(front, dict):
+        hint = "title, hosts, risk and duration, each `name: value`"
+        raise UsageError(f"{file}:1: its front matter names nothing", hint=hint)
+    return front, "\n".join(lines[end + 1 :]), end + 1
 
 
 def _block(content: str, heading: str, line: int) -> Block:
@@ -113,10 +116,10 @@ def _block(content: str, heading: str, line: int) -> Block:
         raise ValueError(f"the block is not YAML: {str(error).splitlines()[0]}") from error
     if not isinstance(data, dict) or ("state" in data) == ("states" in data):
         raise ValueError("a block names either `state:` or `states:`")
-    unknown = sorted(data.keys() - _KEYS)
+    unknown = sorted(str(key) for key in data.keys() - _KEYS)
     if unknown:
         raise ValueError(f"`{unknown[0]}` means nothing here; there is: {', '.join(sorted(_KEYS))}")
-    names = tuple(data["states"]) if "states" in data else (data["state"],)
+    names = _words(data, "states") if "states" in data else (str(data["state"]),)
     for one in names:
         if one not in CATALOG:
             raise ValueError(f"there is no state `{one}`; there is: {', '.join(sorted(CATALOG))}")
@@ -127,7 +130,14 @@ def _block(content: str, heading: str, line: int) -> Block:
             raise ValueError(
                 f"`{one}` stands {f'for each {wanted}' if wanted else 'once'}, not {f'for each {each}' if each else 'once'}"
             )
-    return Block(names, each, tuple(data.get("witness", ())), heading, line)
+    return Block(names, each, _words(data, "witness") if "witness" in data else (), heading, line)
+
+
+def _words(data: dict[str, Any], key: str) -> tuple[str, ...]:
+    found = data[key]
+    if not isinstance(found, list) or not found or not all(isinstance(one, str) for one in found):
+        raise ValueError(f"`{key}` is a list of names: [one, another]")
+    return tuple(found)
 
 
 def expand(runbook: Runbook, at: Situation) -> list[Step]:
