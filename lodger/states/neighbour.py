@@ -70,12 +70,12 @@ def standing(kind: str, name: str, read: Facts, unit: Fact[facts.Unit | None]) -
             found.active in {"active", "activating", "reloading"},
             found.file_state in {"enabled", "enabled-runtime"},
         )
-    containers = [
-        c for c in read[facts.CONTAINERS].values() if (c.name == name if kind == "container" else c.labels.get(PROJECT) == name)
-    ]
+    found_here = read[facts.CONTAINERS].values()
+    containers = [c for c in found_here if (c.name if kind == "container" else c.labels.get(PROJECT)) == name]
     if not containers:
         return None
-    members = {c.name: c.restart_policy or "no" for c in sorted(containers, key=lambda c: c.started)}
+    containers.sort(key=lambda c: c.started)  # what was started first is what others may need
+    members = {c.name: c.restart_policy or "no" for c in containers}
     running = tuple(c.name for c in containers if c.status in {"running", "restarting", "paused"})
     return Standing(kind, name, bool(running), any(policy != "no" for policy in members.values()), members, running)
 
@@ -139,6 +139,8 @@ class NeighbourReplaced(_Neighbour):
         was = self._now(before)
         if was is None:
             return NoUndo("it was not there")
+        if before[facts.DEPLOYED].record(self._record) is not None:
+            return was.bring_back()  # an earlier run's record: it is owed until the last rollback
         return [*was.bring_back(), run("rm", "-f", f"{paths.VAR}/{self._record}", why="the record is spent")]
 
     def undone(self, before: Facts, now: Facts) -> str:
