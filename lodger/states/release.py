@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import json
 import tarfile
 from collections.abc import Iterable, Mapping, Sequence
@@ -131,7 +132,7 @@ def _same_services(found: str, wanted: str) -> bool:
         one, other = json.loads(found), json.loads(wanted)
     except ValueError:
         return False
-    return all(one.get(key) == other.get(key) for key in ("release", "host", "services", "smoke"))
+    return isinstance(one, dict) and all(one.get(key) == other.get(key) for key in ("release", "host", "services", "smoke"))
 
 
 class ReleaseCurrent(State):
@@ -219,10 +220,14 @@ class Pruned(State):
         deployed = read[facts.DEPLOYED]
         kept = self._kept(deployed)
         extra = sorted(set(deployed.stored) - set(kept))
-        commands = [run("rm", "-rf", *(f"{paths.RELEASES}/{release}" for release in extra), why="remove old releases")]
+        commands = []
         if kept:
-            lines = "".join(f"{item}\n" for item in deployed.history if item in kept)
-            commands.append(paths.write(paths.HISTORY, lines, why="the history names what is kept"))
+            # Before the removal: cut off in between, no later rollback is sent to a release that is gone. Two lines that
+            # only a removed one kept apart become one, since a rollback between equals would change nothing.
+            lines = [item for item, _ in itertools.groupby(item for item in deployed.history if item in kept)]
+            text = "".join(f"{item}\n" for item in lines)
+            commands.append(paths.write(paths.HISTORY, text, why="the history names what is kept"))
+        commands.append(run("rm", "-rf", *(f"{paths.RELEASES}/{release}" for release in extra), why="remove old releases"))
         used = _images(deployed, kept)
         ours = [line for line in (deployed.record("images") or "").splitlines() if line]
         for image in ours:
