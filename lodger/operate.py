@@ -208,7 +208,7 @@ def _earlier(deployed: Deployed, ledger: Ledger | None) -> tuple[str, ...]:
     if ledger is not None and ledger.runbook == "rollback":
         return tuple(ledger.params["history"])
     if ledger is not None:
-        return deployed.history
+        return Facts.load(ledger.before)[facts.DEPLOYED].history  # it may have been cut off after it recorded its own release
     return deployed.history[:-1]
 
 
