@@ -92,6 +92,8 @@ def chosen(fleet: Fleet, host: str | None) -> list[Host]:
     names = (
         list(fleet.hosts) if host == "all" else list(dict.fromkeys(part.strip() for part in host.split(",") if part.strip()))
     )
+    if not names:
+        raise UsageError(f"`--host {host}` names no host", hint=f"--host NAME[,NAME]|all; there is: {there}")
     for name in names:
         if name not in fleet.hosts:
             raise UsageError(f"there is no host {name} in {fleet.folder}", hint=f"there is: {there}")
