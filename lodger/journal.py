@@ -95,7 +95,10 @@ def read(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def verify(path: Path) -> None:
-    """Check the chain of hashes; raise LodgerError naming the first line that does not fit."""
+    """Check the chain of hashes; raise LodgerError naming the first line that does not fit.
+
+    The last line has no later one to vouch for it: compare it with the copy on the host.
+    """
     previous = FIRST
     lines = path.read_bytes().split(b"\n")
     for number, raw in enumerate(line for line in lines if line):
@@ -103,7 +106,7 @@ def verify(path: Path) -> None:
             event = json.loads(raw)
         except ValueError as error:
             raise LodgerError(f"line {number + 1} of {path} is not JSON", cause="it was cut off or changed") from error
-        if event.get("previous") != previous or event.get("n") != number:
+        if not isinstance(event, dict) or event.get("previous") != previous or event.get("n") != number:
             raise LodgerError(
                 f"line {number + 1} of {path} does not follow the line before it", cause="a line was changed or removed"
             )
