@@ -66,7 +66,8 @@ def run_witnesses(
     """Run the specs in ``files`` against the host behind ``transport``; return what each of their tests said.
 
     A spec gets the fixtures ``host`` (testinfra's, every command as root), ``fleet``, ``inventory_host`` and ``params``;
-    ``worker_name`` and ``neighbour_name`` make a test run once for each of the host's workers or neighbours. Nothing is
+    ``worker_name`` and ``neighbour_name`` make a test run once for each of the host's workers or neighbours, or for those
+    named in the parameters ``workers`` and ``neighbours``: in the middle of a deploy not all of them are up. Nothing is
     printed. A skipped test and a file without tests do not agree: a witness that saw nothing is none.
 
     Raises UsageError for a file that is not there, and the ConnectionFailed that ended the connection half way.
@@ -126,14 +127,14 @@ def _fixtures(values: Mapping[str, object]) -> ModuleType:
 class _Recorder:
     """Runs specs once for each worker or neighbour that they ask for, and takes down what pytest reports."""
 
-    def __init__(self, host: Host) -> None:
-        self._names: dict[str, Mapping[str, object]] = {"worker_name": host.workers, "neighbour_name": host.neighbours}
+    def __init__(self, names: Mapping[str, list[str]]) -> None:
+        self._names = names
         self.witnessed: list[Witnessed] = []
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
         for fixture, names in self._names.items():
             if fixture in metafunc.fixturenames:
-                metafunc.parametrize(fixture, list(names), scope="module")
+                metafunc.parametrize(fixture, names, scope="module")
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.when == "call" or not report.passed:

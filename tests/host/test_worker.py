@@ -54,7 +54,8 @@ def address(container: Inspected) -> str:
 
 
 def test_unit_is_active_and_comes_back_after_a_reboot(unit: dict[str, str]) -> None:
-    assert (unit["ActiveState"], unit["SubState"], unit["UnitFileState"]) == ("active", "running", "enabled")
+    stands = f"{unit['ActiveState']} {unit['SubState']} {unit['UnitFileState']}"
+    assert stands == "active running enabled", f"the unit is {stands}"
 
 
 def test_container_was_started_by_the_unit_as_it_runs_now(host: Host, unit: dict[str, str], container: Inspected) -> None:

@@ -93,6 +93,14 @@ def test_a_test_runs_once_for_each_worker(tmp_path: Path, fleet: Fleet) -> None:
     ]
 
 
+def test_only_the_named_workers_and_neighbours_are_looked_at(tmp_path: Path, fleet: Fleet) -> None:
+    file = spec(tmp_path, "def test_it(worker_name): pass\ndef test_other(neighbour_name): pass\n")
+    names = {"workers": ["b"], "neighbours": []}
+    one, other = witness.run_witnesses([file], Told("node2"), fleet, fleet.hosts["node2"], names)
+    assert (one.nodeid, one.passed) == ("test_spec.py::test_it[b]", True)
+    assert not other.passed, "asked about no neighbour at all, it saw nothing"
+
+
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
