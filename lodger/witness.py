@@ -78,8 +78,14 @@ def run_witnesses(
     if not files:
         return []
     backend = TransportBackend(transport)
-    fixtures = _fixtures({"host": TestinfraHost(backend), "fleet": fleet, "inventory_host": host, "params": dict(params or {})})
-    recorder = _Recorder(host)
+    params = dict(params or {})
+    fixtures = _fixtures({"host": TestinfraHost(backend), "fleet": fleet, "inventory_host": host, "params": params})
+    recorder = _Recorder(
+        {
+            "worker_name": list(params.get("workers", host.workers)),
+            "neighbour_name": list(params.get("neighbours", host.neighbours)),
+        }
+    )
     with _TURN, _left_as_found(files):
         code = pytest.main([*_arguments(files), *map(str, files)], plugins=[fixtures, recorder])
     if backend.lost:
