@@ -115,7 +115,9 @@ def of(read: Facts, host: str) -> Footprint:
         if port.process == "docker-proxy" or _is_ours(who.get(port.pid), containers, host) or port.process.startswith("sshd"):
             continue
         if port.protocol == "tcp":  # a UDP socket may be a client's of the moment
-            things["port", f"{port.address}:{port.port}"] = Thing(port.process or "owner unknown", True, who.get(port.pid))
+            # A socket that no process owns is the kernel's, or of another network namespace's helper: no service to lose.
+            how = port.process or "owner unknown"
+            things["port", f"{port.address}:{port.port}"] = Thing(how, bool(port.pid), who.get(port.pid))
     for process in read[facts.PROCESSES].values():
         if process.devices and not _is_ours(who[process.pid], containers, host):
             # A GPU job that ends by itself is a colleague's work that is done, no loss.

@@ -114,8 +114,8 @@ class State:
 class Step:
     """A state within a runbook: where it stands there, and the testinfra files that confirm it.
 
-    ``item`` is the service or neighbour it stands for, "" for the host. ``turn`` names the pool whose restarts take turns among hosts, "" for a state that restarts nothing; the turn is given
-    back after the state with ``last_of_turn``.
+    ``item`` is the service or neighbour it stands for, "" for the host. ``turn`` names the pool whose restarts take turns
+    among hosts, "" for a state that restarts nothing; the turn is given back after the state with ``last_of_turn``.
     """
 
     state: State
