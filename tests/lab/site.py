@@ -1,0 +1,146 @@
+"""The product as its operator runs it: `./ops TASK` in a process of its own, against an inventory made from the twins' overlay."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ruamel.yaml import YAML
+
+from lab import judge
+from lab.lab import Lab
+from lab.run import CHECKOUT
+from lab.twin import Twin
+
+Snapshot = judge.Snapshot
+
+
+@dataclass(frozen=True)
+class Ran:
+    """How a task ended."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def data(self) -> list[dict[str, Any]]:
+        """The JSON array on standard output."""
+        found: list[dict[str, Any]] = json.loads(self.out)
+        return found
+
+    @property
+    def one(self) -> dict[str, Any]:
+        """The object of the only host."""
+        (found,) = self.data
+        return found
+
+    def states(self) -> dict[str, str]:
+        """State -> outcome; of a state that was done and undone the last word."""
+        return {state["name"]: state["outcome"] for state in self.one["states"]}
+
+    def __str__(self) -> str:
+        return f"exit {self.code}\n--- out\n{self.out}\n--- err\n{self.err}"
+
+
+class Site:
+    """An inventory of its own, a copy of the twins' overlay, and the tasks run against it."""
+
+    def __init__(self, lab: Lab, folder: Path) -> None:
+        self.lab = lab
+        self.hosts = folder / "hosts"
+        self.journal = folder / "journal"
+        shutil.copytree(lab.overlay, self.hosts)
+
+    def edit(self, name: str, change: Callable[[Any], None]) -> None:
+        """Change the document `<name>.yml` of this inventory in place."""
+        yaml = YAML()
+        path = self.hosts / f"{name}.yml"
+        data = yaml.load(path.read_text())
+        change(data)
+        with path.open("w") as file:
+            yaml.dump(data, file)
+
+    def pool(self, **settings: Any) -> None:
+        """Change settings of the pool; None removes one."""
+
+        def change(fleet: Any) -> None:
+            for name, value in settings.items():
+                if value is None:
+                    del fleet["pools"]["qwen38"][name]
+                else:
+                    fleet["pools"]["qwen38"][name] = value
+
+        self.edit("fleet", change)
+
+    def environment(self, **more: str) -> dict[str, str]:
+        return {**os.environ, "LODGER_HOSTS": str(self.hosts), "LODGER_JOURNAL": str(self.journal), **more}
+
+    def start(self, *words: str, **environment: str) -> subprocess.Popen[str]:
+        """Start a task and return its process."""
+        argv = [sys.executable, "-m", "lodger.cli", *words]
+        pipe = subprocess.PIPE
+        return subprocess.Popen(argv, cwd=CHECKOUT, env=self.environment(**environment), stdout=pipe, stderr=pipe, text=True)
+
+    def ops(self, *words: str, timeout: float = 300, **environment: str) -> Ran:
+        """Run a task to its end."""
+        process = self.start(*words, **environment)
+        try:
+            out, err = process.communicate(timeout=timeout)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            out, err = process.communicate()
+            raise AssertionError(f"{words} did not end within {timeout} s\n{out}\n{err}") from None
+        return Ran(process.returncode, out, err)
+
+    def well(self, *words: str, **environment: str) -> Ran:
+        """Run a task that must end with exit 0."""
+        ran = self.ops(*words, **environment)
+        assert ran.code == 0, str(ran)
+        return ran
+
+
+def serves(twin: Twin, port: int, *, patience: float = 60) -> bool:
+    """Whether an engine answers at a port of the twin, as one of its own users would see it."""
+    end = time.monotonic() + patience
+    while time.monotonic() < end:
+        if twin.exec(["curl", "-sf", "-m", "25", f"http://127.0.0.1:{port}/health"], check=False).returncode == 0:
+            return True
+        time.sleep(0.5)
+    return False
+
+
+def declared(twin: Twin, name: str) -> str:
+    """Return the configuration that runs in a container of ours, by its label; nothing when it does not run."""
+    form = '{{if .State.Running}}{{index .Config.Labels "io.lodger.config"}}{{end}}'
+    return twin.exec(["docker", "inspect", "-f", form, name], check=False).stdout.strip()
+
+
+# The seed's predecessors, which the inventory lets a deploy replace: everything of theirs may differ.
+REPLACED = {
+    "node1": frozenset({("container", "qwen38-fp8-sglang")}),
+    "node2": frozenset(
+        {("unit", "vllm-qwen.service"), ("file", "/etc/systemd/system/multi-user.target.wants/vllm-qwen.service")}
+    ),
+}
+
+
+def foreign_changes(before: Snapshot, after: Snapshot, replaced: frozenset[tuple[str, str]] = frozenset()) -> list[str]:
+    """Return what the judge holds against the run, apart from the neighbours that it was told to replace.
+
+    With them go their GPU processes and the port that our worker takes over.
+    """
+    theirs = {"gpu", "port"} if replaced else set()
+
+    def expected(kind: str, name: str) -> bool:
+        return (kind, name) in replaced or kind in theirs
+
+    return judge.difference(before, after, expected=expected)

@@ -1,0 +1,255 @@
+"""Deploy, drift, failure and rollback on twins. The judge of what happened to others is the lab's own."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from lab import judge
+from lab.faults import fault
+from lab.lab import Lab
+from lab.twin import Twin
+from tests.lab.site import REPLACED, Site, declared, foreign_changes, serves
+
+Fresh = Callable[[str], Twin]
+
+
+@pytest.fixture
+def site(lab: Lab, tmp_path: Path) -> Site:
+    return Site(lab, tmp_path)
+
+
+def running(twin: Twin, name: str) -> bool:
+    return twin.exec(["docker", "inspect", "-f", "{{.State.Running}}", name]).stdout.strip() == "true"
+
+
+def test_one_deploy_serves_three_workers_and_a_second_one_changes_nothing(lab: Lab, site: Site) -> None:
+    lab.reset(["node1", "node2"])
+    node1, node2 = lab.twin("node1"), lab.twin("node2")
+    before = {twin.name: judge.snapshot(twin) for twin in (node1, node2)}
+
+    first = site.well("deploy", "--host", "all", "--json")
+
+    assert [host["outcome"] for host in first.data] == ["done", "done"]
+    assert "42" in first.err, "the chat reply is shown"
+    assert serves(node1, 30000)
+    assert serves(node2, 30000)
+    assert serves(node2, 30001)
+    router = node2.exec("curl -sf http://127.0.0.1:30002/workers").stdout
+    assert len(json.loads(router)["workers"]) == 3
+    assert not running(node1, "qwen38-fp8-sglang")
+    assert node2.exec("systemctl is-active vllm-qwen; systemctl is-enabled vllm-qwen", check=False).stdout.split() == [
+        "inactive",
+        "disabled",
+    ]
+    for twin in (node1, node2):
+        assert foreign_changes(before[twin.name], judge.snapshot(twin), REPLACED[twin.name]) == []
+
+    ours = "find /opt/lodger /var/lib/lodger /etc/systemd/system/lodger-* -type f -exec sha256sum {} + | sort; docker ps -q --no-trunc"
+    stands = {twin.name: twin.exec(ours).stdout for twin in (node1, node2)}
+    settled = {twin.name: judge.snapshot(twin) for twin in (node1, node2)}
+    second = site.well("deploy", "--host", "all", "--json")
+
+    for host in second.data:
+        assert (host["outcome"], host["changed"]) == ("satisfied", [])
+        assert host["round_trips"] <= 3
+    for twin in (node1, node2):
+        assert twin.exec(ours).stdout == stands[twin.name]
+        assert judge.difference(settled[twin.name], judge.snapshot(twin)) == []
+    assert site.ops("verify", "--host", "all").code == 0
+
+
+@pytest.fixture(scope="module")
+def deployed(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Twin:
+    """node1 with one release, untouched inventory."""
+    lab.reset(["node1"])
+    Site(lab, tmp_path_factory.mktemp("deployed")).well("deploy", "--host", "node1")
+    return lab.twin("node1")
+
+
+def test_a_file_edited_on_the_host_shows_in_the_plan_and_is_mended(deployed: Twin, site: Site) -> None:
+    config = declared(deployed, "lodger-worker-a")
+    deployed.exec("sed -i s/131072/65536/ /opt/lodger/services/worker-a/compose.yml")
+    deployed.exec("echo '# hello' >> /etc/systemd/system/lodger-worker-a.service")
+
+    plan = site.well("plan", "--host", "node1")
+    assert '-      - "65536"' in plan.out
+    assert '+      - "131072"' in plan.out
+    assert "-# hello" in plan.out
+
+    done = site.well("deploy", "--host", "node1", "--json").one
+    assert set(done["changed"]) == {"release_staged", "service_installed(worker-a)"}
+    assert declared(deployed, "lodger-worker-a") == config, "what runs is right and was not restarted"
+    assert deployed.exec("grep -c 131072 /opt/lodger/services/worker-a/compose.yml").stdout.strip() == "1"
+    assert "hello" not in deployed.exec("cat /etc/systemd/system/lodger-worker-a.service").stdout
+
+
+def test_a_plan_changes_nothing_and_takes_no_lock(deployed: Twin, site: Site) -> None:
+    site.pool(max_queued_requests=32)
+    before = judge.snapshot(deployed)
+    ours = "find /opt/lodger /var/lib/lodger -exec stat -c '%n %Y %s' {} + | sort"
+    stands = deployed.exec(ours).stdout
+    plan = site.well("plan", "--host", "node1", "--json").one
+    assert plan["outcome"] == "would change"
+    assert '+      - "32"' in plan["diff"]
+    assert deployed.exec(ours).stdout == stands
+    assert judge.difference(before, judge.snapshot(deployed)) == []
+
+
+FAILURES = {
+    "unknown option": (lambda s: s.pool(extra_args=["--no-such-option"]), [], "worker_ready(a)", "--no-such-option"),
+    "crash at once": (lambda s: s.pool(max_queued_requests=33), [fault("crash_at_start")], "worker_ready(a)", "Error"),
+    "crash after a while": (
+        lambda s: s.pool(max_queued_requests=34),
+        [fault("slow_load", factor=20), fault("oom_at_start")],
+        "worker_ready(a)",
+        "OutOfMemory",
+    ),
+    "out of memory at the first long request": (
+        lambda s: s.pool(mem_fraction_static=0.85),
+        [],
+        "smoke_passed(a)",
+        "long prompt",
+    ),
+    "never healthy": (
+        lambda s: s.pool(max_queued_requests=35, start_timeout_s=15),
+        [fault("never_healthy")],
+        "worker_ready(a)",
+        "503",
+    ),
+    "smoke fails": (lambda s: s.pool(tool_call_parser=None), [], "smoke_passed(a)", "tool_call_parser"),
+    "dead draft": (lambda s: s.pool(max_queued_requests=36), [fault("dead_draft")], "smoke_passed(a)", "min_accept_length"),
+}
+
+
+@pytest.mark.parametrize("name", FAILURES)
+def test_a_deploy_that_goes_wrong_ends_with_the_previous_release_serving(name: str, deployed: Twin, site: Site) -> None:
+    change, faults, state, reason = FAILURES[name]
+    previous = declared(deployed, "lodger-worker-a")
+    current = deployed.exec("readlink /opt/lodger/current; cat /opt/lodger/history").stdout
+    before = judge.snapshot(deployed)
+    change(site)
+
+    # The fault is in the new release only: it is taken back as soon as the product begins to undo.
+    process = site.start("deploy", "--host", "node1", "--json")
+    deployed.faults(faults)
+    assert process.stderr is not None
+    heard = []
+    for line in process.stderr:
+        heard.append(line)
+        if "; undoing" in line:
+            deployed.faults([])
+    out, _ = process.communicate(timeout=300)
+    deployed.faults([])
+    said = "".join(heard)
+    assert process.returncode == 1, said + out
+    (result,) = json.loads(out)
+
+    assert result["outcome"] == "failed"
+    assert {s["name"]: s["outcome"] for s in result["states"] if s["outcome"] == "failed"} == {state: "failed"}, said
+    assert reason in json.dumps(result["error"]) + said
+    assert result["error"]["what"].count("\n") == 0
+    assert serves(deployed, 30000)
+    assert declared(deployed, "lodger-worker-a") == previous
+    assert deployed.exec("readlink /opt/lodger/current; cat /opt/lodger/history").stdout == current
+    assert deployed.exec("ls /var/lib/lodger/unfinished.json /var/lib/lodger/lock", check=False).returncode != 0
+    assert foreign_changes(before, judge.snapshot(deployed)) == []
+
+
+def test_an_image_that_is_not_there_is_named_and_nothing_else_is_touched(deployed: Twin, site: Site) -> None:
+    def change(fleet: dict[str, dict[str, dict[str, str]]]) -> None:
+        fleet["images"]["sglang"]["digest"] = "sha256:" + "0" * 64
+
+    site.edit("fleet", change)
+    started = deployed.exec("docker inspect -f '{{.State.StartedAt}}' lodger-worker-a").stdout
+    ran = site.ops("deploy", "--host", "node1", "--json")
+    assert ran.code == 1
+    assert ran.states()["image_present(sglang)"] == "failed"
+    assert deployed.exec("docker inspect -f '{{.State.StartedAt}}' lodger-worker-a").stdout == started
+
+
+def test_a_first_deploy_that_goes_wrong_leaves_the_host_as_it_was(fresh: Fresh, site: Site) -> None:
+    twin = fresh("node1")
+    assert serves(twin, 30000), "the hand-made predecessor"
+    before = judge.snapshot(twin)
+    site.pool(tool_call_parser=None)
+    ran = site.ops("deploy", "--host", "node1", "--json")
+    assert ran.code == 1, str(ran)
+    assert "tool_call_parser" in ran.err
+    assert serves(twin, 30000)
+    changes = judge.difference(
+        before,
+        judge.snapshot(twin),
+        expected=lambda kind, _: kind == "gpu",
+        restarted=lambda kind, name: (kind, name) in REPLACED["node1"],
+    )
+    assert changes == []
+    assert twin.exec("ls -d /opt/lodger /etc/systemd/system/lodger-*", check=False).stdout == ""
+    assert twin.exec("docker ps -aq --filter name=lodger").stdout == ""
+
+
+def test_rollback_goes_one_release_back_each_time_and_ends_at_the_neighbour(fresh: Fresh, site: Site) -> None:
+    twin = fresh("node1")
+    before = judge.snapshot(twin)
+    site.well("deploy", "--host", "node1")
+    first = declared(twin, "lodger-worker-a")
+    site.pool(max_queued_requests=32)
+    site.well("deploy", "--host", "node1")
+    assert declared(twin, "lodger-worker-a") not in {"", first}
+
+    site.well("rollback", "--host", "node1")
+    assert declared(twin, "lodger-worker-a") == first
+    assert serves(twin, 30000)
+
+    site.well("rollback", "--host", "node1")
+    assert declared(twin, "lodger-worker-a") == ""
+    assert running(twin, "qwen38-fp8-sglang")
+    assert serves(twin, 30000)
+    changes = judge.difference(
+        before,
+        judge.snapshot(twin),
+        expected=lambda kind, _: kind == "gpu",
+        restarted=lambda kind, name: (kind, name) in REPLACED["node1"],
+    )
+    assert changes == []
+    assert twin.exec("ls -d /opt/lodger /etc/systemd/system/lodger-*", check=False).stdout == ""
+
+    ran = site.ops("rollback", "--host", "node1")
+    assert ran.code == 3
+    assert "nothing to roll back" in ran.err
+
+
+def test_rollback_on_the_other_host_brings_the_replaced_unit_back(fresh: Fresh, site: Site) -> None:
+    twin = fresh("node2")
+    site.well("deploy", "--host", "node2")
+    assert twin.exec("systemctl is-enabled vllm-qwen", check=False).stdout.strip() == "disabled"
+    site.well("rollback", "--host", "node2")
+    assert twin.exec("systemctl is-active vllm-qwen; systemctl is-enabled vllm-qwen").stdout.split() == ["active", "enabled"]
+
+
+def test_only_the_newest_three_releases_are_kept(deployed: Twin, site: Site) -> None:
+    for queued in (41, 42, 43):
+        site.pool(max_queued_requests=queued)
+        site.well("deploy", "--host", "node1")
+    assert len(deployed.exec("ls /opt/lodger/releases").stdout.split()) == 3
+    assert deployed.exec("wc -l < /opt/lodger/history").stdout.strip() == "3"
+
+
+def test_a_crash_half_a_minute_after_each_start_ends_as_failed(deployed: Twin, site: Site) -> None:
+    site.pool(restart_delay_s=1, max_queued_requests=44)
+    site.well("deploy", "--host", "node1")
+    deployed.clock(1)
+    try:
+        deployed.faults([fault("crash_at_start")])
+        deployed.exec("docker kill lodger-worker-a")
+        state = "systemctl show -p ActiveState,Result,NRestarts lodger-worker-a"
+        deployed.exec(f"for i in $(seq 240); do {state} | grep -q =failed && exit 0; sleep 1; done; exit 1", timeout=250)
+        assert "failed" in deployed.exec("systemctl is-failed lodger-worker-a", check=False).stdout
+        assert "Error" in deployed.exec("journalctl -u lodger-worker-a -n 60 -o cat").stdout
+    finally:
+        deployed.faults([])
+        deployed.clock(20)
+        site.well("deploy", "--host", "node1")
