@@ -5,6 +5,7 @@ All of it is frozen. A value is only ever what was written: no text becomes a nu
 
 from __future__ import annotations
 
+import ipaddress
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -38,8 +39,15 @@ class Checked:
 
 def like(pattern: str) -> Callable[[str], bool]:
     """Return the test whether a whole text matches ``pattern``."""
-    compiled = re.compile(pattern)
+    compiled = re.compile(pattern, re.ASCII)
     return lambda value: compiled.fullmatch(value) is not None
+
+
+def _ipv4(value: str) -> bool:
+    try:
+        return str(ipaddress.IPv4Address(value)) == value
+    except ValueError:
+        return False
 
 
 def _absolute(value: str) -> bool:
@@ -56,7 +64,7 @@ Value = Annotated[str, Checked("text on one line, not beginning with -", lambda 
 Name = Annotated[str, Checked("lower-case letters, digits and -, at most 40", like(r"[a-z0-9][a-z0-9-]{0,39}"))]
 Label = Annotated[str, Checked("lower-case letters, digits, . and -, at most 60", like(r"[a-z0-9][a-z0-9.-]{0,59}"))]
 Address = Annotated[str, Checked("a host name or an IP address", like(r"[A-Za-z0-9:][A-Za-z0-9._:-]{0,252}"))]
-Listen = Annotated[str, Checked("an IPv4 address of the host, or 0.0.0.0", like(r"(\d{1,3}\.){3}\d{1,3}"))]
+Listen = Annotated[str, Checked("an IPv4 address of the host, or 0.0.0.0", _ipv4)]
 AbsolutePath = Annotated[str, Checked("an absolute path without . or .. in it", _absolute)]
 RelativePath = Annotated[str, Checked("a path below models_dir, without . or .. in it", _beneath)]
 Digest = Annotated[str, Checked("sha256: and 64 lower-case hex digits", like(r"sha256:[0-9a-f]{64}"))]
@@ -81,7 +89,7 @@ GpuIndex = Annotated[int, Field(ge=0, le=63)]
 
 
 class _Model(BaseModel):
-    model_config = ConfigDict(frozen=True, strict=True, extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
 
 
 class _Named(_Model):

@@ -1,6 +1,9 @@
 # ruff: noqa: E501  # the table of mistakes reads best with one row a line
 """The site's own inventory, broken one way at a time: each mistake is named with file, line, path and what is accepted."""
 
+import ast
+import inspect
+import itertools
 import math
 import shutil
 from collections.abc import Callable
@@ -12,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from lodger import inventory, yamldoc
+from lodger import inventory, schema, yamldoc
 from lodger.errors import InventoryError
 
 HOSTS = Path(__file__).parents[2] / "hosts"
@@ -221,6 +224,8 @@ MISTAKES = [
     ("fleet.yml", "algorithm: DFLASH", "algorithm: NGRAM", "draft.model: NGRAM uses no draft model"),
     ("fleet.yml", "stop_timeout_s: 930 ", "stop_timeout_s: 900 ", "pools.qwen38.stop_timeout_s: is 900, which would cut off answers"),
     ("node1.yml", "port: 30000}", "port: 30000, listen: 127.0.0.1}", f"{A}.listen: the router on node2 cannot reach 127.0.0.1"),
+    ("node1.yml", "port: 30000}", "port: 30000, listen: 10.0.0.256}", f'{A}.listen: cannot be "10.0.0.256"; accepted: an IPv4 address'),
+    ("fleet.yml", "tag: v0.5.19-cu129", "tag: v\uff10.5", "images.sglang.tag: cannot be"),
     ("node1.yml", "port: 30000}", "port: 30000, engine: {tool_parser: x}}", f"{A}.engine.tool_parser: is not a key here, did you mean tool_call_parser?"),
     ("node1.yml", "port: 30000}", "port: 30000, engine: {context_length: yes}}", f"{A}.engine.context_length: yes without quotes"),
     ("node1.yml", "port: 30000}", "port: 30000, engine: {context_length: long}}", f'{A}.engine.context_length: cannot be "long"'),
@@ -341,6 +346,25 @@ def test_folder_without_an_inventory_says_how_to_name_another(hosts: Path, missi
     assert str(hosts) in str(caught.value)
     assert caught.value.hint
 
+
+# ---------------------------------------------------------------- the schema
+
+
+def test_every_field_says_what_it_means() -> None:
+    tree = ast.parse(inspect.getsource(schema))
+    silent = [
+        f"{model.name}.{field.target.id}"
+        for model in ast.walk(tree)
+        if isinstance(model, ast.ClassDef)
+        and any(isinstance(base, ast.Name) and base.id in SCHEMA_BASES for base in model.bases)
+        for field, after in itertools.pairwise([*model.body, ast.Pass()])
+        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and not field.target.id.startswith("_")
+        if not (isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant) and isinstance(after.value.value, str))
+    ]
+    assert silent == []
+
+
+SCHEMA_BASES = {"_Model", "_Named", "Engine", "Site"}
 
 # ---------------------------------------------------------------- any text
 
