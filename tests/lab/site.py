@@ -81,18 +81,18 @@ class Site:
 
         self.edit("fleet", change)
 
-    def environment(self, **more: str) -> dict[str, str]:
-        return {**os.environ, "LODGER_HOSTS": str(self.hosts), "LODGER_JOURNAL": str(self.journal), **more}
+    def environment(self) -> dict[str, str]:
+        return {**os.environ, "LODGER_HOSTS": str(self.hosts), "LODGER_JOURNAL": str(self.journal)}
 
-    def start(self, *words: str, **environment: str) -> subprocess.Popen[str]:
+    def start(self, *words: str) -> subprocess.Popen[str]:
         """Start a task and return its process."""
         argv = [sys.executable, "-m", "lodger.cli", *words]
         pipe = subprocess.PIPE
-        return subprocess.Popen(argv, cwd=CHECKOUT, env=self.environment(**environment), stdout=pipe, stderr=pipe, text=True)
+        return subprocess.Popen(argv, cwd=CHECKOUT, env=self.environment(), stdout=pipe, stderr=pipe, text=True)
 
-    def ops(self, *words: str, timeout: float = 300, **environment: str) -> Ran:
+    def ops(self, *words: str, timeout: float = 300) -> Ran:
         """Run a task to its end."""
-        process = self.start(*words, **environment)
+        process = self.start(*words)
         try:
             out, err = process.communicate(timeout=timeout)
         except subprocess.TimeoutExpired:
@@ -101,9 +101,9 @@ class Site:
             raise AssertionError(f"{words} did not end within {timeout} s\n{out}\n{err}") from None
         return Ran(process.returncode, out, err)
 
-    def well(self, *words: str, **environment: str) -> Ran:
+    def well(self, *words: str) -> Ran:
         """Run a task that must end with exit 0."""
-        ran = self.ops(*words, **environment)
+        ran = self.ops(*words)
         assert ran.code == 0, str(ran)
         return ran
 

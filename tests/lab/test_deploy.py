@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from lab import judge
-from lab.faults import fault
+from lab.faults import Fault, fault
 from lab.lab import Lab
 from lab.twin import Twin
 from tests.lab.site import REPLACED, Site, declared, foreign_changes, serves
@@ -99,7 +99,7 @@ def test_a_plan_changes_nothing_and_takes_no_lock(deployed: Twin, site: Site) ->
     assert judge.difference(before, judge.snapshot(deployed)) == []
 
 
-FAILURES = {
+FAILURES: dict[str, tuple[Callable[[Site], None], list[Fault], str, str]] = {
     "unknown option": (lambda s: s.pool(extra_args=["--no-such-option"]), [], "worker_ready(a)", "--no-such-option"),
     "crash at once": (lambda s: s.pool(max_queued_requests=33), [fault("crash_at_start")], "worker_ready(a)", "Error"),
     "crash after a while": (
