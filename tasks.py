@@ -179,5 +179,17 @@ def test(_: Context, fast: bool = False) -> None:  # noqa: PT028  a task, no tes
     raise Exit(code=subprocess.call([sys.executable, "-m", "pytest", *only]))
 
 
+@task(name="deploy", help={"host": _HOST["host"], "hosts-dir": _HOST["hosts-dir"], "times": "how often each side is run"})
+@reports_errors
+def bench_deploy(_: Context, host: str | None = None, hosts_dir: str | None = None, times: int = 5) -> None:
+    """Print a deploy with nothing to do beside the floor: a bare paramiko program with the same fact script."""
+    from bench import deploy as benchmark
+
+    fleet = inventory(hosts_dir)
+    for one in chosen(fleet, host):
+        print(benchmark.run(fleet, one, times))
+
+
 ns = Collection(deploy, plan, rollback, verify, smoke, render, pin, test)
 ns.add_collection(lab)
+ns.add_collection(Collection(bench_deploy), name="bench")
