@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -127,6 +127,12 @@ def worker(name: str = "a", **changes: Any) -> Managed:
         "stop": 300.0,
     }
     return Managed(**{**values, **changes})
+
+
+def router(**changes: Any) -> Managed:
+    """Return the router as a release defines it."""
+    values = {"kind": "router", "unit": "lodger-router.service", "container": "lodger-router", "gpus": (), "port": 30002}
+    return replace(worker(), **{"name": "router", "image": "registry/router@sha256:2", **values, **changes})
 
 
 def ours(service: Managed, **changes: Any) -> Container:

@@ -1,0 +1,225 @@
+"""Every shipped runbook reads; each mistake in one is named with file and line, never with a traceback."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from lodger import runbook
+from lodger.errors import UsageError
+from lodger.footprint import Owner
+from lodger.runbook import Block, Runbook, expand, names, parse
+from lodger.states.catalog import CATALOG, Situation, items
+from lodger.states.neighbour import Standing
+from tests.unit.readings import router, worker
+
+SHIPPED = sorted(path.stem for path in runbook.FOLDER.glob("*.md"))
+WITNESSES = Path(__file__).parents[1] / "host"
+FRONT = "---\ntitle: T\n---\n"
+
+
+def book(text: str) -> Runbook:
+    return parse(FRONT + text, "t", "runbooks/t.md")
+
+
+def block(yaml: str) -> Runbook:
+    return book(f"# H\n\n```state\n{yaml}\n```\n")
+
+
+def test_there_are_runbooks() -> None:
+    assert {"deploy", "rollback"} <= set(SHIPPED)
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_a_shipped_runbook_reads_and_can_be_followed_by_hand(name: str) -> None:
+    found = runbook.load(name)
+    assert found.title
+    assert found.risk
+    assert found.duration
+    assert found.text == (runbook.FOLDER / f"{name}.md").read_text()
+    for one in found.blocks:
+        assert one.heading, f"the block in line {one.line} stands under no heading"
+        assert set(one.witnesses) <= {path.name for path in WITNESSES.glob("test_*.py")}
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_a_block_knows_its_line(name: str) -> None:
+    found = runbook.load(name)
+    lines = found.text.split("\n")
+    assert [lines[one.line - 1] for one in found.blocks] == ["```state"] * len(found.blocks)
+
+
+def test_a_block_is_read() -> None:
+    found = parse(
+        "---\ntitle: Mend it\nhosts: [node1, node2]\nrisk: none\nduration: a minute\n---\n# Mend\n\nProse.\n\n## Serve\n\n"
+        "```state\nstates: [service_installed, worker_ready]\neach: worker\nwitness: [test_worker.py]\n```\n\n"
+        "```sh\nstate: not for us\n```\n\n~~~state\nstate: host_fit\n~~~\n",
+        "mend",
+        "mend.md",
+    )
+    assert (found.title, found.hosts, found.risk, found.duration) == ("Mend it", ("node1", "node2"), "none", "a minute")
+    assert found.blocks == (
+        Block(("service_installed", "worker_ready"), "worker", ("test_worker.py",), "Serve", 13),
+        Block(("host_fit",), "", (), "Serve", 23),
+    )
+
+
+@pytest.mark.parametrize(
+    ("yaml", "said"),
+    [
+        ("", "a block names either `state:` or `states:`"),
+        ("host_fit", "a block names either `state:` or `states:`"),
+        ("- host_fit", "a block names either `state:` or `states:`"),
+        ("each: worker", "a block names either `state:` or `states:`"),
+        ("state: host_fit\nstates: [host_fit]", "a block names either `state:` or `states:`"),
+        ("state: no_such_state", "there is no state `no_such_state`; there is: gpus_free, host_fit"),
+        ("state:", "there is no state `None`"),
+        ("state: [host_fit]", "there is no state `['host_fit']`"),
+        ("states: host_fit", "`states` is a list of names: [one, another]"),
+        ("states: []", "`states` is a list of names: [one, another]"),
+        ("states:", "`states` is a list of names: [one, another]"),
+        ("states: [{host_fit: 1}]", "`states` is a list of names: [one, another]"),
+        ("states: [1]", "`states` is a list of names: [one, another]"),
+        ("state: host_fit\nwitness: test_driver.py", "`witness` is a list of names: [one, another]"),
+        ("state: host_fit\nwitnesses: [test_driver.py]", "`witnesses` means nothing here; there is: each, state"),
+        ("state: host_fit\n1: x", "`1` means nothing here"),
+        ("state: host_fit\n1: x\ny: z", "`1` means nothing here"),
+        ("state: host_fit\neach: worker", "`host_fit` stands once, not for each worker"),
+        ("state: image_present", "`image_present` stands for each image, not once"),
+        ("state: worker_ready\neach: router", "`worker_ready` stands for each worker, not for each router"),
+        ("state: service_installed\neach: image", "`service_installed` stands for each service, not for each image"),
+        ("state: service_installed\neach: planet", "`service_installed` stands for each service, not for each planet"),
+        ("state: host_fit\nstate: host_fit", "the block is not YAML"),
+        ("state: [", "the block is not YAML"),
+        ("\tstate: x", "the block is not YAML"),
+    ],
+)
+def test_a_mistake_in_a_block_is_named_with_file_and_line(yaml: str, said: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        block(yaml)
+    assert caught.value.what.startswith(f"runbooks/t.md:6: {said}")
+    assert "\n" not in caught.value.what
+
+
+def test_all_mistakes_are_named_at_once() -> None:
+    with pytest.raises(UsageError) as caught:
+        book("```state\nstate: a\n```\n\n```state\nstate: host_fit\n```\n\n```state\nstate: b\n```\n")
+    assert re.findall(r"^runbooks/t\.md:(\d+): there is no state `(\w)`", caught.value.what, re.MULTILINE) == [
+        ("4", "a"),
+        ("12", "b"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "runbooks/t.md:1: it does not begin with front matter"),
+        ("# H\n---\n", "runbooks/t.md:1: it does not begin with front matter"),
+        ("---\ntitle: x\n", "runbooks/t.md:1: it does not begin with front matter"),
+        ("---\ntitle: [\n---\n", "runbooks/t.md:1: its front matter is not YAML"),
+        ("---\ntitle: a\ntitle: b\n---\n", "runbooks/t.md:1: its front matter is not YAML"),
+        ("---\njust words\n---\n", "runbooks/t.md:1: its front matter names nothing"),
+        ("---\n---\n", "runbooks/t.md:1: its front matter names nothing"),
+        ("---\n- a\n---\n", "runbooks/t.md:1: its front matter names nothing"),
+        ("---\ntitle: x\n---\n# nothing to do\n", "runbooks/t.md:1: it has no ```state block"),
+    ],
+)
+def test_a_mistake_in_the_document_is_named(text: str, said: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        parse(text, "t", "runbooks/t.md")
+    assert caught.value.what == said
+
+
+def test_an_unknown_runbook_says_which_there_are(tmp_path: Path) -> None:
+    with pytest.raises(UsageError) as caught:
+        runbook.load("no-such")
+    assert caught.value.hint == f"there is: {', '.join(SHIPPED)}"
+    with pytest.raises(UsageError):
+        runbook.load("../README", tmp_path)
+
+
+# ---------------------------------------------------------------- expanding
+
+A = worker("a", gpus=(0, 1, 2, 3))
+B = worker("b", port=30001, gpus=(4, 5, 6, 7))
+OLD = worker("old", port=30009)
+ROUTER = router()
+AT = Situation(
+    host="node2",
+    release="r2",
+    services={"worker-a": A, "worker-b": B, "router": ROUTER},
+    gone={"worker-old": OLD},
+    models={"m": ("/data/models/M", 10)},
+    turns={"worker-a": "qwen38", "worker-b": "qwen38", "router": "router of qwen38"},
+    neighbours={Owner("program", "aigc"): 1024},
+    replaced=(("unit", "vllm-qwen.service"),),
+    records=(Standing("container", "old-sglang", True, True),),
+    smoke=lambda _: lambda *_: "fine",
+)
+
+
+def test_every_state_can_be_made_and_has_a_name_of_its_own() -> None:
+    made = [(name, CATALOG[name][1](AT, item)) for name, (each, _) in CATALOG.items() for item in items(AT, each)]
+    assert {name for name, _ in made} == set(CATALOG)
+    assert all(state.name.partition("(")[0] == name for name, state in made)
+    everything = [state.name for _, state in made]
+    assert len(set(everything)) == len(everything)
+
+
+def test_deploy_finishes_one_worker_before_the_next_and_the_release_last() -> None:
+    assert names(expand(runbook.load("deploy"), AT)) == [
+        "host_fit",
+        "image_present(router)",
+        "image_present(sglang)",
+        "weights_present(m)",
+        "release_staged",
+        "service_gone(worker-old)",
+        "neighbour_replaced(vllm-qwen.service)",
+        "service_installed(worker-a)",
+        "gpus_free(worker-a)",
+        "worker_ready(a)",
+        "smoke_passed(a)",
+        "service_installed(worker-b)",
+        "gpus_free(worker-b)",
+        "worker_ready(b)",
+        "smoke_passed(b)",
+        "service_installed(router)",
+        "router_ready(router)",
+        "release_current",
+        "old_releases_pruned",
+    ]
+
+
+def test_rollback_ends_with_the_restored_neighbour_before_the_record() -> None:
+    found = names(expand(runbook.load("rollback"), AT))
+    assert found[-3:] == ["neighbour_restored(old-sglang)", "release_current", "old_releases_pruned"]
+    assert not {"host_fit", "release_staged", "weights_present(m)", "neighbour_replaced(vllm-qwen.service)"} & set(found)
+
+
+def test_turns_are_taken_for_each_service_and_given_back_after_its_last_state() -> None:
+    steps = {step.state.name: step for step in expand(runbook.load("deploy"), AT)}
+    assert {step.turn for name, step in steps.items() if "(a)" in name or "(worker-a)" in name} == {"qwen38"}
+    assert [name for name, step in steps.items() if step.last_of_turn] == [
+        "smoke_passed(a)",
+        "smoke_passed(b)",
+        "router_ready(router)",
+    ]
+    assert steps["release_staged"].turn == ""
+    assert steps["service_gone(worker-old)"].turn == ""
+
+
+def test_witnesses_are_asked_after_the_last_state_of_their_group() -> None:
+    steps = {step.state.name: step for step in expand(runbook.load("deploy"), AT)}
+    assert steps["smoke_passed(a)"].witnesses == ("test_worker.py",)
+    assert steps["worker_ready(a)"].witnesses == ()
+    assert steps["release_current"].heading == "The release is recorded"
+
+
+def test_a_group_for_nothing_on_this_host_takes_no_step() -> None:
+    nothing = Situation(host="node1", release="", services={}, history=())
+    assert names(expand(runbook.load("rollback"), nothing)) == ["release_current", "old_releases_pruned"]
+
+
+def test_smoke_needs_somebody_who_asks() -> None:
+    with pytest.raises(LookupError):
+        CATALOG["smoke_passed"][1](Situation(host="node1", release="", services={}), A)
