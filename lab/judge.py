@@ -6,6 +6,7 @@ with the label `io.lodger.host`, and its folders.
 """
 
 import json
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,8 @@ from lab.twin import Twin
 
 Snapshot = dict[str, dict[str, dict[str, Any]]]
 _INSIDE = Path(__file__).with_name("snapshot.py")
-# What a restart changes, and nothing else should.
-_VOLATILE = ("pid", "started", "restarts")
+# What a restart changes, and nothing else should. An engine that starts again takes what GPU memory it finds.
+_VOLATILE = re.compile(r"pid|started|restarts|/dev/nvidia\d+")
 # New things of these kinds are traces that somebody left. New images, ports and GPU processes come with every worker.
 _TRACES = ("container", "unit", "program", "mount", "file", "package")
 
@@ -56,5 +57,5 @@ def _differences(kind: str, old: dict[str, Any] | None, new: dict[str, Any] | No
         yield f"is gone: {old}"
     else:
         for fact in sorted({*old, *new}):
-            if old.get(fact) != new.get(fact) and not (restarted and fact in _VOLATILE):
+            if old.get(fact) != new.get(fact) and not (restarted and _VOLATILE.fullmatch(fact)):
                 yield f"{fact} was {old.get(fact)}, is {new.get(fact)}"
