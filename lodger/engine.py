@@ -17,7 +17,16 @@ from typing import Any, Protocol
 
 from lodger import facts, footprint, lock, paths
 from lodger.command import Command, Result, Transport, quote
-from lodger.errors import CommandFailed, ConnectionFailed, ConnectionLost, LodgerError, Refused, StateFailed, UndoFailed
+from lodger.errors import (
+    CommandFailed,
+    ConnectionFailed,
+    ConnectionLost,
+    LockLost,
+    LodgerError,
+    Refused,
+    StateFailed,
+    UndoFailed,
+)
 from lodger.facts import Fact, Facts
 from lodger.footprint import Change, Footprint
 from lodger.gate import Gates
@@ -204,6 +213,7 @@ class Engine:
         self.gates = gates or Gates()
         self.me = lock.me(user, log.run)
         self._asked_to_stop = connection.cancelled
+        self._lock_lost = threading.Event()
 
     # ------------------------------------------------------------ one run
 
@@ -265,6 +275,9 @@ class Engine:
             if ledger is not None:  # what an earlier run began is put back when going on is refused
                 self._refuse_early(steps, read, outcome)
             self._establish_all(run, read)
+        except LockLost:
+            self.gates.fail(plan.host)
+            raise
         except (LodgerError, KeyboardInterrupt) as error:
             interrupted = StateFailed("the run was interrupted", cause="Ctrl-C or SIGTERM")
             failure = error if isinstance(error, LodgerError) else interrupted
@@ -374,7 +387,9 @@ class Engine:
         def renew() -> None:
             while not done.wait(lock.RENEWAL):
                 with contextlib.suppress(LodgerError, KeyboardInterrupt):  # the main thread meets the same connection
-                    self.connection.run(lock.renew(self.me))
+                    if self.connection.run(lock.renew(self.me)).code == 1:
+                        self._lock_lost.set()
+                        return
 
         thread = threading.Thread(target=renew, name=f"lock-{self.connection.host}", daemon=True)
         thread.start()
@@ -578,6 +593,12 @@ class Engine:
             raise StateFailed("a witness disagrees", cause=said[0], state=step.state.name)
 
     def _stop_if_asked(self) -> None:
+        if self._lock_lost.is_set():
+            raise LockLost(
+                "the lock of this host was taken by somebody else",
+                cause="no renewal got through for too long",
+                hint="nothing more was done and nothing undone; find out who took it, then run this again",
+            )
         if self.connection.cancelled():
             raise KeyboardInterrupt
 

@@ -48,6 +48,10 @@ class StateFailed(LodgerError):
     """A state was acted on and does not hold, or its witness disagrees."""
 
 
+class LockLost(LodgerError):
+    """The host's lock is somebody else's now; going on, or undoing, would get in their way."""
+
+
 class UndoFailed(LodgerError):
     """Undoing did not bring the host back; the hint holds the commands left to run by hand."""
 
