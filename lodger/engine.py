@@ -295,7 +295,7 @@ class Engine:
             state = step.state
             self._stop_if_asked()
             if run.stale:
-                read = self._reread(run)
+                read = self._fresh(state.facts)
             missing = state.missing(read)
             if not missing and state.name not in run.ledger.acted:
                 self._mark(run.outcome, StateOutcome(state.name, Mark.SATISFIED))
@@ -459,10 +459,11 @@ class Engine:
         return facts.parse(result.stdout, self.connection.host)
 
     def _reread(self, run: _Progress) -> Facts:
-        wanted = [facts.LEDGER, *run.plan.first, *(fact for step in run.steps for fact in step.state.facts)]
-        read = self._patiently(lambda: self._read(wanted))
-        run.stale = False
-        return read
+        states = [step.state for step in run.steps]
+        return self._fresh([*run.plan.first, *(fact for state in states for fact in (*state.facts, *state.undo_facts))])
+
+    def _fresh(self, wanted: Sequence[Fact[Any]]) -> Facts:
+        return self._patiently(lambda: self._read(wanted))
 
     def _patiently(self, action: Callable[[], Facts]) -> Facts:
         """Return what ``action`` reads, connecting again where the connection was lost."""
@@ -478,7 +479,7 @@ class Engine:
     def _build(self, plan: Plan, read: Facts, ledger: Ledger | None) -> tuple[Facts, list[Step], Mapping[str, Any]]:
         """Return the steps of ``plan`` and facts that hold all they ask for."""
         steps, params = plan.build(read, ledger)
-        wanted = [fact for step in steps for fact in step.state.facts]
+        wanted = [fact for step in steps for fact in (*step.state.facts, *step.state.undo_facts)]
         if any(fact not in read for fact in wanted):
             read = self._read([facts.MACHINE, facts.LEDGER, *plan.first, *wanted])
         return read, steps, params
@@ -518,7 +519,7 @@ class Engine:
                 self.log.write("connection lost", state=state.name, cause=str(error))
                 self.report.note(run.plan.host, f"the connection was lost during {state.name}; connecting again")
                 self.connection.reconnect()
-                read = self._reread(run)
+                read = self._fresh(state.facts)
                 if not state.missing(read):
                     break
                 if attempt == _ATTEMPTS - 1:
@@ -549,7 +550,7 @@ class Engine:
                 said = action.run(self.connection, lambda text: self.report.progress(run.plan.host, f"{state.name}: {text}"))
             except LodgerError as error:
                 self.log.write("check", state=state.name, passed=False, said=str(error))
-                run.outcome.evidence = state.evidence(self._reread(run))
+                run.outcome.evidence = state.evidence(self._fresh(state.facts))
                 raise
             self.log.write("check", state=state.name, passed=True, said=said)
             self.report.note(run.plan.host, said)
@@ -565,7 +566,7 @@ class Engine:
         """Read until ``state`` holds; raise StateFailed when it cannot any more, or its deadline has passed."""
         end = time.monotonic() + state.deadline
         while True:
-            read = self._patiently(lambda: self._read(state.facts))
+            read = self._fresh(state.facts)
             missing = state.missing(read)
             if not missing:
                 return
@@ -624,7 +625,7 @@ class Engine:
         start = time.monotonic()
         commands: Sequence[Command] = ()
         try:
-            now = self._reread(run)
+            now = self._fresh([*state.facts, *state.undo_facts])
             undo = state.undo(run.before, now)
             if isinstance(undo, NoUndo):
                 self.log.write("kept", state=state.name, reason=undo.reason)
@@ -660,7 +661,7 @@ class Engine:
     def _await_undone(self, run: _Progress, state: State) -> None:
         end = time.monotonic() + state.undo_deadline
         while True:
-            differs = state.undone(run.before, self._patiently(lambda: self._read([facts.LEDGER, *state.facts])))
+            differs = state.undone(run.before, self._fresh([*state.facts, *state.undo_facts]))
             if not differs:
                 return
             if time.monotonic() > end:
@@ -673,7 +674,7 @@ class Engine:
 class _Progress:
     """One run while it goes on.
 
-    ``before`` is how the first try found the host, ``stale`` that something was done since the last reading, ``begun``
+    ``before`` is how the first try found the host, ``stale`` that something was done since the first reading, ``begun``
     that a ledger is on the host.
     """
 

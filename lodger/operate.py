@@ -144,7 +144,7 @@ def deploy(
         return expand(runbook, situation(gone)), {"release": release.id}
 
     # All that the states ask for, so that a deploy with nothing to do reads once.
-    foreseen = [fact for step in expand(runbook, situation({})) for fact in step.state.facts]
+    foreseen = [fact for step in expand(runbook, situation({})) for fact in (*step.state.facts, *step.state.undo_facts)]
 
     return Plan("deploy", host.name, (*_FIRST, *foreseen), build, lambda read: difference(read[facts.DEPLOYED], release))
 

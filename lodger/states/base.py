@@ -108,6 +108,8 @@ class State:
         return ""
 
     undo_deadline: float = 0.0
+    undo_facts: tuple[Fact[Any], ...] = ()
+    """What an undo reads besides ``facts``."""
 
 
 @dataclass(frozen=True)

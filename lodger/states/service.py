@@ -126,7 +126,8 @@ class ServiceInstalled(_Service):
         super().__init__(service, host)
         self.name = f"service_installed({service.name})"
         self._release = release
-        self.facts: tuple[Fact[Any], ...] = (facts.DEPLOYED, facts.CONTAINERS, facts.UNITS, self._unit, self._serving)
+        self.facts: tuple[Fact[Any], ...] = (facts.DEPLOYED, facts.CONTAINERS, self._unit)
+        self.undo_facts = (facts.UNITS, self._serving)
         self.undo_deadline = service.start
 
     def blockers(self, read: Facts) -> list[Blocker]:

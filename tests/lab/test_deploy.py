@@ -104,7 +104,7 @@ FAILURES: dict[str, tuple[Callable[[Site], None], list[Fault], str, str]] = {
     "crash at once": (lambda s: s.pool(max_queued_requests=33), [fault("crash_at_start")], "worker_ready(a)", "Error"),
     "crash after a while": (
         lambda s: s.pool(max_queued_requests=34),
-        [fault("slow_load", factor=20), fault("oom_at_start")],
+        [fault("slow_load", factor=6), fault("oom_at_start")],
         "worker_ready(a)",
         "OutOfMemory",
     ),

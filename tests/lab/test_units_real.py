@@ -14,8 +14,8 @@ from lodger import inventory
 from lodger.render import Release, render
 
 UNIT = "lodger-worker-a.service"
-DRAIN_S = 4
-# Loads for two seconds, then serves until SIGTERM, finishes what it has, and ends as the engine does: killed by itself.
+DRAIN_S = 3
+# Loads for a second, then serves until SIGTERM, finishes what it has, and ends as the engine does: killed by itself.
 SERVES = f"""
 import os, signal, time
 def end(*_):
@@ -23,7 +23,7 @@ def end(*_):
     time.sleep({DRAIN_S})
     print('drained', flush=True)
     os.kill(os.getpid(), signal.SIGKILL)
-time.sleep(2)
+time.sleep(1)
 signal.signal(signal.SIGTERM, end)
 print('serving', flush=True)
 while True:
