@@ -9,7 +9,7 @@ import uuid
 from collections.abc import AsyncIterator
 from typing import Any
 
-from . import chat, reply, text
+from . import chat, journal, reply, text
 from .chat import Limits, Parsing, Script
 from .engine import Engine, Refused, Running
 from .http import VARY, Request, Response, Stream, json_response
@@ -17,6 +17,9 @@ from .picture import NotAPicture
 from .wire import BadRequest, read_json, read_messages, validation
 
 SSE = [("content-type", "text/event-stream; charset=utf-8"), VARY]
+
+PARCEL = 50
+SHORTENED = 12  # tokens of content left of an answer whose end token is favoured by logit_bias
 
 Answer = Response | Stream
 
@@ -40,6 +43,10 @@ class Answers:
         if isinstance(temperature, int | float) and temperature < 0:
             raise BadRequest(f"temperature must be a non-negative finite number, got {float(temperature)}.")
         if prompt >= context:
+            journal.raw(
+                "[transformers] Token indices sequence length is longer than the specified maximum sequence length for this model "
+                f"({prompt} > {context}). Running this sequence through the model will result in indexing errors"
+            )
             raise BadRequest(f"The input ({prompt} tokens) is longer than the model's context length ({context} tokens).")
         if wanted is not None and prompt + wanted > context and not self.args.allow_auto_truncate:
             raise BadRequest(
@@ -127,7 +134,12 @@ class Answers:
             calls=self.args.tool_call_parser in chat.CALL_PARSERS,
             forced=(isinstance(choice, dict) or choice == "required") and bool(tools),
         )
-        return chat.script(chat.pieces_of(answer, thinking, parsing), limits)
+        pieces = chat.pieces_of(answer, thinking, parsing)
+        favoured = (body.get("logit_bias") or {}).get(str(self.engine.model.eos), 0)
+        if favoured > 0:
+            before = sum(piece.kind in ("hidden", "reasoning") for piece in pieces)
+            pieces = pieces[: before + SHORTENED]
+        return chat.script(pieces, limits)
 
     async def _chat_choice(self, turn: Turn, index: int) -> tuple[dict[str, Any], int, int]:
         """Run one choice to its end; returns it, its tokens, the cached tokens of the prompt."""
@@ -325,16 +337,20 @@ class Turn:
         model, metrics = self.engine.model, self.engine.metrics
         output = self.script.output(model.vocab, model.eos)
         began = last = time.monotonic()
-        sent = 0
+        sent = unseen = 0
         state: Running | None = None
         async for state, count, _ in self.engine.generate(self.prompt, output):
             now = time.monotonic()
             self.cached, self.queued = state.cached, state.queued
             if sent == 0:
                 metrics.first_token(now - began, self.streaming)
-            elif count:
-                metrics.between_tokens(now - last, count)
-            last = now
+                last = now
+            else:
+                unseen += count
+                # Without a stream the tokens reach this side in parcels of fifty.
+                if unseen and (self.streaming or unseen >= PARCEL):
+                    metrics.between_tokens(now - last, unseen)
+                    last, unseen = now, 0
             yield sent, sent + count
             sent += count
         metrics.finished(len(self.prompt), self.cached, sent, time.monotonic() - began, self.streaming, self.grammar)

@@ -227,13 +227,26 @@ class Api:
         fields = self.engine.server_args_fields()
         graphs = {phase: round(ready["graphs_gb"].get(phase, 0.0), 3) for phase in ready["timings"]["cuda_graph"]}
         counters = stats.get("counters", {})
+        locked = [
+            [phase, name]
+            for phase in ("decode", "prefill")
+            for name, given in (
+                ("max_bs", fields[f"cuda_graph_max_bs_{phase}"]),
+                ("backend", fields[f"cuda_graph_backend_{phase}"] or fields[f"disable_{phase}_cuda_graph"]),
+            )
+            if given
+        ]
         state = {
-            **fields,
+            **{name: value for name, value in fields.items() if name != "custom_sigquit_handler"},
             "pp_max_micro_batch_size": ready["running"],
-            "_resolved_overrides": [["_page_size_default", {"page_size": self.args.page_size}]],
+            "_resolved_overrides": [
+                ["_page_size_default", {"page_size": self.args.page_size}],
+                ["_data_parallelism_defaults", {"enable_dp_attention": False, "enable_dp_lm_head": False}],
+                ["_speculative_moe_runner_default", {"speculative_moe_runner_backend": "auto"}],
+            ],
             "grpc_worker_threads": 4,
             "_quantization_explicitly_unset": False,
-            "_cuda_graph_config_locked": [],
+            "_cuda_graph_config_locked": locked,
             "_declarations_materialized": True,
             "_mx_config_cache": {},
             "max_speculative_num_draft_tokens": self.args.speculative_num_draft_tokens,

@@ -86,6 +86,8 @@ class Engine:
             for rid, count, finished in message["emitted"]:
                 if rid in self.running:
                     self.running[rid].counts.put_nowait((count, finished))
+                elif not rid.startswith(HEALTH_RID):
+                    journal.line(f"Received output for {rid=} but the state was deleted in TokenizerManager.")
         elif message["op"] == "refused" and message["rid"] in self.running:
             self.running[message["rid"]].counts.put_nowait(str(message["why"]))
         elif message["op"] in self._answers:

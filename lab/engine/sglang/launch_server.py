@@ -44,9 +44,10 @@ def _fail_no_accelerator(cause: str) -> NoReturn:
     _fail("RuntimeError: No accelerator (CUDA, XPU, HPU, NPU, MUSA, MPS) or platform plugin is available.")
 
 
-def _announce(args: ServerArgs) -> None:
+def _announce(args: ServerArgs, multimodal: bool) -> None:
     journal.line(f"server_args={args}")
-    journal.line("Using default HuggingFace chat template with detected content format: openai")
+    form = "openai" if multimodal else "string"
+    journal.line(f"Using default HuggingFace chat template with detected content format: {form}")
     journal.line(
         "Auto-detected template features: reasoning_config=ReasoningToggleConfig(toggle_param='enable_thinking', "
         "default_enabled=True, special_case=None, effort_kwarg=None), reasoning_parser=qwen3, tool_call_parser=qwen3_coder"
@@ -72,7 +73,7 @@ def launch(arguments: list[str], control: Control) -> int:
         model, draft = resolve(args, gpu.describe(gpu.device_files()[0])[1])
     except StartFailure as problem:
         _fail(str(problem))
-    _announce(args)
+    _announce(args, model.multimodal)
     ours, theirs = socket.socketpair()
     child = os.fork()
     if child == 0:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import zlib
+from typing import Any
 
 from . import capacity, journal, model
 from .capacity import Draft
@@ -35,12 +36,12 @@ def resolve(args: ServerArgs, memory_mib: int) -> tuple[Model, Draft | None]:
     if args.mm_feature_transport == "cuda_ipc":
         journal.line(
             f"Using CUDA IPC for multimodal features: reserving up to 1024 MiB on base GPU {args.base_gpu_id} "
-            f"across {args.tokenizer_worker_num} tokenizer worker(s). This reduces KV cache headroom; a full pool falls back to CPU "
-            "transport."
+            f"across {args.tokenizer_worker_num} tokenizer worker(s). This reduces KV cache headroom; a full pool falls back "
+            "to CPU transport."
         )
         journal.line(
-            "CUDA IPC pool-handle caching is enabled. It reuses mappings to the existing bounded pool without reserving another "
-            "pool; set SGLANG_USE_IPC_POOL_HANDLE_CACHE=0 to disable it."
+            "CUDA IPC pool-handle caching is enabled. It reuses mappings to the existing bounded pool without reserving "
+            "another pool; set SGLANG_USE_IPC_POOL_HANDLE_CACHE=0 to disable it."
         )
     if target.hybrid:
         values["mamba_radix_cache_strategy"] = capacity.strategy(args, target)
@@ -55,6 +56,11 @@ def resolve(args: ServerArgs, memory_mib: int) -> tuple[Model, Draft | None]:
         "grammar_backend": "xgrammar",
         "mm_process_config": {},
         "custom_weight_loader": [],
+        "speculative_moe_runner_backend": args.moe_runner_backend,
+        "expert_distribution_recorder_buffer_size": 1000,
+        "enable_expert_distribution_metrics": False,
+        "hicache_ratio": 2.0,
+        "cuda_graph_config": _graph_config(args, draft is not None),
         # The real one draws a number; this one has to give the same answers twice.
         "random_seed": zlib.crc32(str(args.served_model_name or args.model_path).encode()) & 0x3FFFFFFF,
     }
@@ -64,6 +70,28 @@ def resolve(args: ServerArgs, memory_mib: int) -> tuple[Model, Draft | None]:
     if args.load_balance_method == "auto":
         values["load_balance_method"] = "round_robin"
     return target, draft
+
+
+def _graph_config(args: ServerArgs, speculative: bool) -> dict[str, Any]:
+    """Return which graphs are captured, in the form /server_info shows."""
+    limit = args.cuda_graph_max_bs_decode or (24 if args.tp_size < 4 else 80)
+    rest = {"tc_compiler": "eager", "full_prefill_max_req": None, "full_prefill_prefix_chunk_tokens": None}
+    decode_off = args.disable_cuda_graph or args.disable_decode_cuda_graph
+    prefill_off = args.disable_cuda_graph or args.disable_prefill_cuda_graph
+    return {
+        "decode": {
+            "backend": "disabled" if decode_off else args.cuda_graph_backend_decode or "full",
+            "max_bs": limit,
+            "bs": capacity.decode_sizes(args, speculative, limit),
+            **rest,
+        },
+        "prefill": {
+            "backend": "disabled" if prefill_off else args.cuda_graph_backend_prefill or "breakable",
+            "max_bs": args.cuda_graph_max_bs_prefill or args.chunked_prefill_size,
+            "bs": capacity.prefill_sizes(args),
+            **rest,
+        },
+    }
 
 
 def _context(args: ServerArgs, target: Model) -> None:
@@ -100,6 +128,8 @@ def _speculation(args: ServerArgs) -> Draft | None:
             "You can override this by explicitly setting --max-running-requests."
         )
     if algorithm.upper() == "NGRAM":
+        values["speculative_num_steps"] = args.speculative_num_steps or 0
+        values["speculative_eagle_topk"] = args.speculative_eagle_topk or 10
         journal.line("The mixed chunked prefill are disabled because of using ngram speculative decoding.")
     return Draft(reader, args.speculative_num_draft_tokens)
 

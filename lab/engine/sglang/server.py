@@ -254,6 +254,11 @@ class Server:
             if not rids:
                 break
             await asyncio.sleep(pause)
+        journal.raw(
+            f"[rank0]:[W{time.strftime('%m%d %H:%M:%S')}.000000000 ProcessGroupNCCL.cpp:1575] Warning: WARNING: "
+            "destroy_process_group() was not called before program exit, which can leak resources. For more info, please see "
+            "https://pytorch.org/docs/stable/distributed.html#shutdown (function operator())"
+        )
         # For a while the port accepts and nobody answers; then everything is reset.
         time.sleep(max(self.control.seconds(3.0), SHORTEST_WAIT))
         kill_tree(self.child)

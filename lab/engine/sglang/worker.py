@@ -36,6 +36,18 @@ class Setup:
     seed: int
 
 
+def progress(done: int, count: int, seconds: float, word: str = "") -> str:
+    """Write a progress bar's text at a moment when it is refreshed; `seconds` is for all."""
+
+    def clock(share: float) -> str:
+        return f"{int(seconds * share) // 60:02d}:{int(seconds * share) % 60:02d}"
+
+    each = seconds / count
+    rate = f"{each:5.2f}s/it" if each >= 1 else f"{1 / each:5.2f}it/s"
+    bar = "" if word else "|" + "\u2588" * (10 * done // count) + " " * (10 - 10 * done // count)
+    return f"{100 * done // count:3d}% {word}{bar}| {done}/{count} [{clock(done / count)}<{clock(1 - done / count)}, {rate}]"
+
+
 class Worker:
     """The process: devices, plan, state machine."""
 
@@ -140,7 +152,7 @@ class Worker:
         return plan
 
     def _load_one(self, model: Model, mib: int) -> float:
-        seconds = 1 + model.weight_bytes / 1e9 / LOAD_GB_A_SECOND
+        seconds = 0.1 + model.weight_bytes / 1e9 / LOAD_GB_A_SECOND
         count = max(model.shards, 1)
         if self.control.fault("slow_load"):
             seconds *= float((self.control.fault("slow_load") or {}).get("factor", 10))
@@ -148,12 +160,7 @@ class Worker:
             if done:
                 self.control.pause(seconds / count)
                 self._take(mib // count if done < count else mib - mib // count * (count - 1))
-            journal.raw(
-                f"Multi-thread loading shards: {100 * done // count:3d}% Completed | {done}/{count} "
-                f"[{int(seconds * done / count) // 60:02d}:{int(seconds * done / count) % 60:02d}<"
-                f"{int(seconds * (count - done) / count) // 60:02d}:{int(seconds * (count - done) / count) % 60:02d}, "
-                f"{seconds / count:5.2f}s/it]"
-            )
+            journal.raw(f"Multi-thread loading shards: {progress(done, count, seconds, 'Completed ')}")
         quantization = f"quant={model.quantization}, " if model.quantization else ""
         self._log_each(
             f"Load weight end. elapsed={seconds:.2f} s, type={model.architecture}, {quantization}"
@@ -200,7 +207,10 @@ class Worker:
                 f"Mamba Cache is allocated. max_mamba_cache_size: {plan.slots}, conv_state size: {window / 1024:.2f}GB, "
                 f"ssm_state size: {(plan.state_pool - window) / 1024:.2f}GB{scratch} "
             )
-        self._take(plan.kv_pool)
+        # Layer by layer, keys and values apart, as the real one does: what is left when it fails is less than one of them.
+        parts = 2 * self.model.full_layers
+        for part in range(parts):
+            self._take(plan.kv_pool * (part + 1) // parts - plan.kv_pool * part // parts)
         kind = "float8_e4m3fn" if str(self.args.kv_cache_dtype).startswith("fp8") else "bfloat16"
         half = plan.kv_pool / 2 / 1024
         self._log_each_rank(
@@ -225,7 +235,8 @@ class Worker:
         }
         for phase, mib in plan.graphs.items():
             if phase == "prefill":
-                detail = f"backend=breakable, num_tokens={capacity.prefill_sizes(self.args)}"
+                sizes = capacity.prefill_sizes(self.args)
+                detail = f"backend=breakable, num_tokens={sizes}"
             else:
                 each = self.setup.draft.tokens if self.setup.draft else 1
                 sizes = capacity.decode_sizes(self.args, self.setup.draft is not None, max(plan.running, 1))
@@ -240,12 +251,19 @@ class Worker:
                     '"/pytorch/aten/src/ATen/cuda/CUDAGraph.cpp", please report a bug to PyTorch. markCaptureEnd'
                 )
             self._take(mib)
+            self._log_progress(phase, sizes, seconds)
             self._log_each(
                 f"Capture {names[phase]} CUDA graph end. elapsed={seconds:.2f} s, mem usage={mib / 1024:.2f} GB, "
                 "avail mem={free} GB."
             )
             timings[phase] = seconds
         self.timings["cuda_graph"] = timings
+
+    def _log_progress(self, phase: str, sizes: list[int], seconds: float) -> None:
+        free = f"{self.devices[0].free() / 1024:.2f}"
+        what, name = ("num tokens", "num_tokens") if phase == "prefill" else ("batches", "bs")
+        bar = progress(len(sizes), len(sizes), seconds).replace("100% |", "100%|")
+        journal.raw(f"Capturing {what} ({name}={sizes[0]} avail_mem={free} GB): {bar}")
 
     def _ready(self, plan: Plan, wall: float) -> Scheduler:
         context = self.args.context_length or self.model.max_context
