@@ -18,6 +18,8 @@ Path = tuple[str, ...]
 SIZES = {"content-length", "date"}
 # Strings that are chosen from few: the simulation may only say what some recording says.
 ENUMERATED = {"object", "role", "type", "finish_reason", "owned_by", "status", "tool_choice"}
+# Parts of an event that say what it is for by being null or not.
+TELLING = {"reasoning_content", "content", "role", "finish_reason"}
 # Labels whose values follow from the requests that were made, not from the engine.
 REQUEST_LABELS = {"endpoint", "method", "status_code", "pid"}
 
@@ -60,7 +62,7 @@ class Answer:
     @property
     def kind(self) -> str:
         """Return what the body is: json, events, metrics, text or empty."""
-        content = dict((name.lower(), value) for name, value in self.headers).get("content-type", "")
+        content = {name.lower(): value for name, value in self.headers}.get("content-type", "")
         if content.startswith("text/event-stream"):
             return "events"
         if content.startswith("text/plain; version"):
@@ -147,9 +149,8 @@ def event_kind(event: Any) -> str:
         return event
     parts = []
     for path, value in leaves(event):
-        if path[-1:] and "tool_calls" in path and path[-1] in ("id", "name"):
-            parts.append(f"{written(path)}:{type_name(value)}")
-        elif path[-1:] in (("reasoning_content",), ("content",), ("role",), ("finish_reason",)):
+        last = path[-1] if path else ""
+        if last in TELLING or (last in ("id", "name") and "tool_calls" in path):
             parts.append(f"{written(path)}:{type_name(value)}")
         else:
             parts.append(written(path))
@@ -237,7 +238,7 @@ def _json(answer: Answer) -> Any:
 
 def group_of(method: str, path: str, answer: Answer) -> str:
     """Name the kind of an answer: what is asked, whether it worked, how it comes."""
-    path = path.split("?")[0].replace("/get_server_info", "/server_info").replace("/get_model_info", "/model_info")
+    path = path.partition("?")[0].replace("/get_server_info", "/server_info").replace("/get_model_info", "/model_info")
     return f"{method} {path} {answer.status // 100}xx {answer.kind}"
 
 
@@ -421,12 +422,12 @@ def without_event_path(answer: Answer, kind: str, path: Path) -> Answer:
     """Leave a field out of every event of a kind; an empty path leaves the events out."""
     kept = []
     for event in event_values(answer):
+        if event_kind(event) == kind and not path:
+            continue
+        changed = copy.deepcopy(event)
         if event_kind(event) == kind:
-            if not path:
-                continue
-            event = copy.deepcopy(event)
-            _remove(event, path)
-        kept.append(b"data: " + (event if isinstance(event, str) else json.dumps(event)).encode() + b"\n\n")
+            _remove(changed, path)
+        kept.append(b"data: " + (changed if isinstance(changed, str) else json.dumps(changed)).encode() + b"\n\n")
     return Answer(answer.status, answer.headers, b"".join(kept), kept)
 
 

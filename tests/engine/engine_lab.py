@@ -18,18 +18,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from lab import faults
+from lab.engine.sglang.checkpoint import write as write_checkpoint
+
 ROOT = Path(__file__).resolve().parents[2]
 ENGINE = ROOT / "lab" / "engine"
-if str(ENGINE) not in sys.path:
-    sys.path.insert(0, str(ENGINE))
-
-from sglang.checkpoint import write as write_checkpoint  # noqa: E402 - the path above comes first
-
-from lab import faults  # noqa: E402 - the same
-
 RTX3090 = ("NVIDIA GeForce RTX 3090", 24576)
 H200 = ("NVIDIA H200", 143771)
-WORDS = "sun ice map tea old red key sky box day cat oak pen cup fox".split()
+WORDS = ("sun", "ice", "map", "tea", "old", "red", "key", "sky", "box", "day", "cat", "oak", "pen", "cup", "fox")
 
 SEED_OPTIONS = (
     "--speculative-algorithm DFLASH --speculative-num-draft-tokens 8 --speculative-draft-model-quantization unquant "
@@ -270,7 +266,7 @@ def running_lab(folder: Path, **settings: Any) -> Iterator[Lab]:
 
 def filler(seed: str, characters: int) -> str:
     """Return so many characters of words, the same beginning for the same seed."""
-    words = random.Random(zlib.crc32(seed.encode()))
+    words = random.Random(zlib.crc32(seed.encode()))  # noqa: S311 - words to read, nothing secret
     text = ""
     while len(text) < characters:
         text += " " + words.choice(WORDS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import shutil
 import signal
@@ -35,7 +36,8 @@ from comparer import (
     written,
 )
 from engine_lab import H200, ROOT, Engine, Lab, expand, replayed, running_lab, wait_for
-from sglang.options import catalogue, destination
+
+from lab.engine.sglang.options import catalogue, destination
 
 RECORDINGS = ROOT / "tests" / "recordings"
 INDEX: dict[str, list[dict[str, str]]] = json.loads((RECORDINGS / "index.json").read_text())
@@ -265,8 +267,6 @@ def kill(pid: int) -> None:
 
 
 def _pidfd(pid: int) -> int:
-    import os
-
     return os.pidfd_open(pid)
 
 

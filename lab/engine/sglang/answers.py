@@ -44,8 +44,8 @@ class Answers:
             raise BadRequest(f"temperature must be a non-negative finite number, got {float(temperature)}.")
         if prompt >= context:
             journal.raw(
-                "[transformers] Token indices sequence length is longer than the specified maximum sequence length for this model "
-                f"({prompt} > {context}). Running this sequence through the model will result in indexing errors"
+                "[transformers] Token indices sequence length is longer than the specified maximum sequence length for this "
+                f"model ({prompt} > {context}). Running this sequence through the model will result in indexing errors"
             )
             raise BadRequest(f"The input ({prompt} tokens) is longer than the model's context length ({context} tokens).")
         if wanted is not None and prompt + wanted > context and not self.args.allow_auto_truncate:

@@ -35,8 +35,8 @@ class OutOfMemory(Exception):
             f"{_size(total)} of which {_size(self.free)} is free. Including non-PyTorch memory, this process has {_size(mine)} "
             f"memory in use. Of the allocated memory {_size(max(mine - 500, 0))} is allocated by PyTorch, and 38.92 MiB is "
             "reserved by PyTorch but unallocated. If reserved but unallocated memory is large try setting "
-            "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True to avoid fragmentation.  See documentation for Memory Management  "
-            "(https://docs.pytorch.org/docs/stable/notes/cuda.html#optimizing-memory-usage-with-pytorch-cuda-alloc-conf)"
+            "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True to avoid fragmentation.  See documentation for Memory Management"
+            "  (https://docs.pytorch.org/docs/stable/notes/cuda.html#optimizing-memory-usage-with-pytorch-cuda-alloc-conf)"
         )
 
 
