@@ -33,8 +33,9 @@ _FILES = """
 cp -rT /lab/image/twin /
 chmod 440 /etc/sudoers.d/operator
 cd /lab/gpu
-install nvidia-smi nvidia-container-runtime-hook /usr/bin/
-systemctl enable -q twin-hardware twin-neighbours ssh docker supervisor
+install nvidia_smi.py /usr/bin/nvidia-smi
+install container_hook.py /usr/bin/nvidia-container-runtime-hook
+systemctl enable -q twin-hardware twin-programs twin-neighbours ssh docker supervisor
 """
 
 

@@ -240,6 +240,7 @@ class Lab:
                 run(["docker", "start", twin.container])
             twin.restore_network()
             twin.wait_ready()
+            twin.clock(self.clock)
         except LabError as error:
             say(f"{name} is made anew: {error}")
             self._make(name, image, images)
@@ -251,13 +252,15 @@ class Lab:
         shutil.rmtree(disk, ignore_errors=True)
         images.new_disk(disk)
         files, names = self._content(name)
-        twin.create(image, disk=disk, labels=self._labels(digest(image, repr((files, names)))), names=names, files=files)
+        labels = self._labels(digest(image, repr((files, names))))
+        files["/var/lib/twin/clock"] = File(f"{self.clock}\n")
+        twin.create(image, disk=disk, labels=labels, names=names, files=files)
         twin.start()
 
     def _content(self, name: str) -> tuple[dict[str, File], dict[str, str]]:
         """Return the files that a twin gets, and the addresses that it knows by name."""
         fleet = inventory.load(self.hosts)
-        made = world(fleet, fleet.hosts[name], self.twin(name).machine_id, self.clock)
+        made = world(fleet, fleet.hosts[name], self.twin(name).machine_id)
         files = {
             **made.files,
             "/etc/twin.json": File(json.dumps(made.spec), 0o600),

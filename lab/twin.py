@@ -70,8 +70,8 @@ class Twin:
         self.exec(["sh", "-ec", 'mkdir -p "${1%/*}"; cat > "$1"; chmod "$2" "$1"', "sh", path, mode], stdin=text)
 
     def clock(self, factor: float) -> None:
-        """Make simulated engines started from now on run `factor` times faster than real ones."""
-        self.write("/run/gpu-sim/clock", f"{factor}\n")
+        """Make simulated engines run `factor` times faster than real ones, now and after the next boots."""
+        self.exec("tee /run/gpu-sim/clock > /var/lib/twin/clock", stdin=f"{factor}\n")
 
     def faults(self, faults: Sequence[Mapping[str, object]]) -> None:
         """Set what simulated engines act out (form: lab/engine/README.md); an empty list ends it."""

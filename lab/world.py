@@ -58,18 +58,18 @@ class World:
         return path
 
 
-def world(fleet: Fleet, host: Host, machine_id: str, clock: float) -> World:
-    """Derive a twin's surroundings from its host file and the fleet; `clock` is how much faster than real its engines run."""
+def world(fleet: Fleet, host: Host, machine_id: str) -> World:
+    """Derive a twin's surroundings from its host file and the fleet."""
     made = World(
         {
             "machine_id": machine_id,
             "gpus": host.gpus.model_dump(),
             "driver": host.driver,
-            "clock": clock,
             "models_dir": str(host.models_dir),
             "models": [_model(model, fleet.folder / "models" / model.name) for model in fleet.models.values()],
             "commands": [],
-            "awaited": [],
+            "awaited": [],  # containers, and where they answer when they serve
+            "locks": 0,  # how many GPUs the supervised programs have memory of
         }
     )
     _strangers(made)
@@ -104,6 +104,7 @@ def _neighbour(made: World, neighbour: Neighbour, host: Host) -> None:
         case "unit":
             made.unit(f"{label}.service", options)
         case "program":
+            made.spec["locks"] += len(gpus.split(",")) if memory else 0
             made.files[f"/etc/supervisor/conf.d/{label}.conf"] = File(
                 f"[program:{label}]\ncommand={made.program(label)} {options}\nstartsecs=1\nredirect_stderr=true\n"
             )

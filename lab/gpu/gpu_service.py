@@ -14,25 +14,26 @@ import signal
 import struct
 import sys
 import threading
-import time
 from pathlib import Path
+from typing import IO
 
 MEMORY_AT = 1 << 20
+FLOCK = "hhqqi4x"
 
 
-def hold(index, mib):
-    """Open a GPU and lock the first free range of `mib` MiB; the descriptor must stay open for as long as the memory is held."""
-    device = Path(os.environ.get("SIM_DEV_DIR", "/dev"), f"nvidia{index}").open("r+b", buffering=0)
-    total = json.loads(device.readline())["memory_mib"]
+def hold(index: int, mib: int) -> IO[bytes]:
+    """Open a GPU and lock the first free range of `mib` MiB, which is held for as long as the file stays open."""
+    device = (Path(os.environ.get("SIM_DEV_DIR", "/dev")) / f"nvidia{index}").open("r+b", buffering=0)
+    end = MEMORY_AT + json.loads(device.readline())["memory_mib"]
     at = MEMORY_AT
-    while mib and at + mib <= MEMORY_AT + total:
+    while mib and at + mib <= end:
         try:
             fcntl.lockf(device, fcntl.LOCK_EX | fcntl.LOCK_NB, mib, at)
         except OSError as error:
             if error.errno not in (errno.EACCES, errno.EAGAIN):
                 raise
-            ask = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, at, mib, 0)
-            _, _, start, length, _ = struct.unpack("hhqqi4x", fcntl.fcntl(device, fcntl.F_GETLK, ask))
+            ask = struct.pack(FLOCK, fcntl.F_WRLCK, os.SEEK_SET, at, mib, 0)
+            _, _, start, length, _ = struct.unpack(FLOCK, fcntl.fcntl(device, fcntl.F_GETLK, ask))
             at = max(at + 1, start + length)
         else:
             return device
@@ -41,7 +42,26 @@ def hold(index, mib):
     return device
 
 
-def main():
+def serve(port: int, about: dict[str, object]) -> None:
+    """Answer every GET with a few facts, in a thread."""
+    body = json.dumps(about).encode()
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    server = http.server.ThreadingHTTPServer(("0.0.0.0", port), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+
+
+def main() -> None:
     """Hold, listen, wait for the end."""
     parse = argparse.ArgumentParser()
     parse.add_argument("--gpus", default="")
@@ -52,25 +72,11 @@ def main():
     # In a container this is process 1, for which SIGTERM does nothing by itself.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     held = [hold(int(index), options.memory_mib) for index in options.gpus.split(",") if index]
-
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def do_GET(self):
-            body = json.dumps({"service": options.name, "gpus": len(held)}).encode()
-            self.send_response(200)
-            self.send_header("Content-Type", "application/json")
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, *args):
-            pass
-
     if options.port:
-        server = http.server.ThreadingHTTPServer(("0.0.0.0", options.port), Handler)
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        serve(options.port, {"service": options.name, "gpus": len(held)})
     print(f"{options.name}: ready", flush=True)
     while True:
-        time.sleep(3600)
+        signal.pause()
 
 
 main()

@@ -1,5 +1,5 @@
 #!/usr/bin/python3
-"""Makes a twin's surroundings from /etc/twin.json: `hardware` at every boot, `neighbours` once, at the first."""
+"""Makes a twin's surroundings from /etc/twin.json: `hardware`, `programs`, `neighbours`, in this order at every boot."""
 
 import json
 import os
@@ -12,23 +12,37 @@ from pathlib import Path
 
 SPEC = json.loads(Path("/etc/twin.json").read_text())
 # Driver branch -> newest CUDA it runs; NVIDIA's release notes, table 3 (565: as nvidia-smi shows it).
-CUDA = {525: "12.0", 530: "12.1", 535: "12.2", 545: "12.3", 550: "12.4", 555: "12.5", 560: "12.6", 565: "12.7",
-        570: "12.8", 575: "12.9", 580: "13.0", 590: "13.1"}
+CUDA = {
+    525: "12.0",
+    530: "12.1",
+    535: "12.2",
+    545: "12.3",
+    550: "12.4",
+    555: "12.5",
+    560: "12.6",
+    565: "12.7",
+    570: "12.8",
+    575: "12.9",
+    580: "13.0",
+    590: "13.1",
+}
 LIBRARY = Path("/usr/lib/x86_64-linux-gnu")
 GLUSTER = Path("/data/gluster")
 CLOCK = Path("/run/gpu-sim/clock")
+USUAL_CLOCK = Path("/var/lib/twin/clock")
 SETTLED = Path("/var/lib/twin/settled")
 LONG_AGO = 1_700_000_000  # one modification time for all that lies on the shared file system, the same after every boot
 
 
-def driver():
+def driver() -> None:
     """Give the kernel a loaded NVIDIA module, and the machine its GPUs."""
     version, gpus = SPEC["driver"], SPEC["gpus"]
     subprocess.run(["mount", "-t", "tmpfs", "-o", "mode=755,size=64k", "driver", "/proc/driver"], check=True)
     Path("/proc/driver/nvidia").mkdir()
     Path("/proc/driver/nvidia/version").write_text(
         f"NVRM version: NVIDIA UNIX x86_64 Kernel Module  {version}  Mon Jan 12 07:49:57 UTC 2026\n"
-        "GCC version:  gcc version 12.2.0 (Debian 12.2.0-14+deb12u1)\n")
+        "GCC version:  gcc version 12.2.0 (Debian 12.2.0-14+deb12u1)\n"
+    )
     if not list(LIBRARY.glob("libnvidia-ml.so.*")):
         (LIBRARY / f"libnvidia-ml.so.{version}").write_bytes(b"")
         (LIBRARY / "libnvidia-ml.so.1").symlink_to(f"libnvidia-ml.so.{version}")
@@ -52,7 +66,7 @@ def driver():
     CLOCK.write_text("1000\n")
 
 
-def shared_file_system():
+def shared_file_system() -> None:
     """Mount what stands for the colleagues' gluster volume, with their files on it."""
     GLUSTER.mkdir(parents=True, exist_ok=True)
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16m", "gluster1:/lab", str(GLUSTER)], check=True)
@@ -70,7 +84,7 @@ def shared_file_system():
         os.utime(path, (LONG_AGO, LONG_AGO))
 
 
-def models():
+def models() -> None:
     """Lay down the model folders; weights are sparse files of the right size."""
     for model in SPEC["models"]:
         folder = Path(SPEC["models_dir"], model["directory"])
@@ -86,14 +100,25 @@ def models():
                 weights.truncate(size)
 
 
-def hardware():
+def hardware() -> None:
     """Everything that must be there before any service starts."""
     driver()
     shared_file_system()
     models()
 
 
-def neighbours():
+def programs() -> None:
+    """Wait until the supervised programs have locked their memory: an engine sizes its pools by what is free when it starts."""
+    gpus = {str(path.stat().st_ino) for path in Path("/dev").glob("nvidia[0-9]*")}
+    end = time.monotonic() + 5
+    while time.monotonic() < end:
+        held = [line for line in Path("/proc/locks").read_text().splitlines() if line.split()[5].split(":")[2] in gpus]
+        if len(held) >= SPEC["locks"]:
+            break
+        time.sleep(0.05)
+
+
+def neighbours() -> None:
     """Start the containers of other people; Docker itself starts them again at later boots. End when they serve."""
     if not SETTLED.exists():
         with ThreadPoolExecutor() as pool:
@@ -106,9 +131,8 @@ def neighbours():
             if subprocess.run(["curl", "-sfo", "/dev/null", url], check=False).returncode == 0:
                 break
             time.sleep(0.05)
-    CLOCK.write_text(f"{SPEC['clock']}\n")
-    SETTLED.parent.mkdir(exist_ok=True)
+    CLOCK.write_text(USUAL_CLOCK.read_text())
     SETTLED.touch()
 
 
-{"hardware": hardware, "neighbours": neighbours}[sys.argv[1]]()
+{"hardware": hardware, "programs": programs, "neighbours": neighbours}[sys.argv[1]]()

@@ -1,8 +1,8 @@
 #!/usr/bin/python3
 """The simulated container hook: dockerd calls it before the first process of a container that asked for GPUs.
 
-It refuses an image that needs a newer CUDA than the driver has, and mounts the visible devices into the container. The OCI state
-comes on stdin; what is printed on stderr reaches the user of `docker run`.
+It refuses an image that needs a newer CUDA than the driver has, and mounts the visible devices into the container. The OCI
+state comes on stdin; what is printed on stderr reaches the user of `docker run`.
 """
 
 import json
@@ -10,12 +10,20 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from typing import NoReturn
 
 CONTROL = Path("/run/gpu-sim")
 LIBRARY = Path("/usr/lib/x86_64-linux-gnu/libnvidia-ml.so.1")
-COMPARE = {">=": lambda a, b: a >= b, ">": lambda a, b: a > b, "<=": lambda a, b: a <= b, "<": lambda a, b: a < b,
-           "=": lambda a, b: a == b, "!=": lambda a, b: a != b}
+COMPARE = {
+    ">=": lambda a, b: a >= b,
+    ">": lambda a, b: a > b,
+    "<=": lambda a, b: a <= b,
+    "<": lambda a, b: a < b,
+    "=": lambda a, b: a == b,
+    "!=": lambda a, b: a != b,
+}
 # Runs inside the container's mount namespace, where the twin's own tree is still in sight beside the new root.
 MOUNT = """
 set -e
@@ -31,17 +39,17 @@ done
 """
 
 
-def fail(message):
+def fail(message: str) -> NoReturn:
     """End as nvidia-container-cli does."""
     sys.exit(f"nvidia-container-cli: {message}: unknown")
 
 
-def version(text):
+def version(text: str) -> list[int]:
     """Return a version as numbers that compare."""
     return [int(part) for part in re.findall(r"\d+", text)]
 
 
-def unmet(requirement, have):
+def unmet(requirement: str, have: Mapping[str, str]) -> str | None:
     """Return the first condition that no alternative of a NVIDIA_REQUIRE_* value gets round, or None."""
     first = None
     for alternative in requirement.split():
@@ -64,7 +72,7 @@ def unmet(requirement, have):
     return first
 
 
-def main():
+def main() -> None:
     """Check the image's requirements, then mount."""
     if sys.argv[1:] != ["prestart"]:
         return
@@ -88,8 +96,10 @@ def main():
         for name, value in env.items():
             condition = unmet(value, have) if name.startswith("NVIDIA_REQUIRE_") else None
             if condition:
-                fail(f"requirement error: unsatisfied condition: {condition}, please update your driver to a newer version, "
-                     "or use an earlier cuda container")
+                fail(
+                    f"requirement error: unsatisfied condition: {condition}, please update your driver to a newer version, "
+                    "or use an earlier cuda container"
+                )
     chosen = []
     if asked != "none":
         names = {str(i): i for i in devices} | {d["uuid"]: i for i, d in devices.items()}
@@ -100,8 +110,13 @@ def main():
     root = Path(config["root"]["path"])
     root = root if root.is_absolute() else bundle / root
     wanted = [*chosen, "/dev/nvidiactl", "/dev/nvidia-uvm", "/usr/bin/nvidia-smi", str(CONTROL)]
-    done = subprocess.run(["nsenter", f"--mount=/proc/{state['pid']}/ns/mnt", "sh", "-c", MOUNT, "sh", str(root), *wanted],
-                          capture_output=True, text=True, check=False, env={**os.environ, "PATH": "/usr/sbin:/usr/bin:/sbin:/bin"})
+    done = subprocess.run(
+        ["nsenter", f"--mount=/proc/{state['pid']}/ns/mnt", "sh", "-c", MOUNT, "sh", str(root), *wanted],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "PATH": "/usr/sbin:/usr/bin:/sbin:/bin"},
+    )
     if done.returncode:
         fail(f"mount error: {done.stderr.strip()}")
 

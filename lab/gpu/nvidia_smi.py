@@ -13,6 +13,7 @@ import os
 import struct
 import sys
 from pathlib import Path
+from typing import Any
 
 DEV = Path(os.environ.get("SIM_DEV_DIR", "/dev"))
 LIBRARY = Path("/usr/lib/x86_64-linux-gnu/libnvidia-ml.so.1")
@@ -23,15 +24,15 @@ FLOCK = "hhqqi4x"
 class Gpu:
     """One device file: what it says, how much of it is locked, and by whom."""
 
-    def __init__(self, path):
+    def __init__(self, path: Path) -> None:
         self.path = path
-        self.info = json.loads(path.read_text().splitlines()[0])
-        self.index = self.info["index"]
-        self.total = self.info["memory_mib"]
+        self.info: dict[str, Any] = json.loads(path.read_text().splitlines()[0])
+        self.index: int = self.info["index"]
+        self.total: int = self.info["memory_mib"]
         self.used = self._locked()
         self.processes = self._processes()
 
-    def _locked(self):
+    def _locked(self) -> int:
         used, at, end = 0, MEMORY_AT, MEMORY_AT + self.total
         with self.path.open("r+b") as device:
             while at < end:
@@ -44,9 +45,10 @@ class Gpu:
                 at = stop
         return used
 
-    def _processes(self):
+    def _processes(self) -> dict[int, int]:
         """Return {pid: MiB}; only processes of this pid namespace can be seen, as with the real one in a container."""
-        status, found = self.path.stat(), {}
+        status = self.path.stat()
+        found: dict[int, int] = {}
         here = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"
         for line in Path("/proc/locks").read_text().splitlines():
             word = line.split()
@@ -56,7 +58,7 @@ class Gpu:
         return found
 
 
-def process_name(pid):
+def process_name(pid: int) -> str:
     """Return the program's name as nvidia-smi shows it."""
     try:
         return Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[0].decode() or "[Not Found]"
@@ -64,49 +66,58 @@ def process_name(pid):
         return "[Not Found]"
 
 
-GPU_FIELDS = {
-    "index": lambda g: g.index,
-    "name": lambda g: g.info["name"],
-    "gpu_name": lambda g: g.info["name"],
-    "uuid": lambda g: g.info["uuid"],
-    "gpu_uuid": lambda g: g.info["uuid"],
-    "count": lambda g: len(list(DEV.glob("nvidia[0-9]*"))),
-    "driver_version": lambda g: g.info["driver"],
-    "compute_cap": lambda g: g.info["compute_capability"],
-    "memory.total": lambda g: (g.total, "MiB"),
-    "memory.used": lambda g: (g.used, "MiB"),
-    "memory.free": lambda g: (g.total - g.used, "MiB"),
-    "memory.reserved": lambda g: (0, "MiB"),
-    "utilization.gpu": lambda g: (0, "%"),
-    "utilization.memory": lambda g: (0, "%"),
-    "temperature.gpu": lambda g: 41,
-    "power.draw": lambda g: ("28.00", "W"),
-    "power.limit": lambda g: ("350.00", "W"),
-    "persistence_mode": lambda g: "Disabled",
-    "pstate": lambda g: "P8",
-    "pci.bus_id": lambda g: f"00000000:{g.index + 1:02X}:00.0",
-    "gpu_bus_id": lambda g: f"00000000:{g.index + 1:02X}:00.0",
-    "compute_mode": lambda g: "Default",
-    "timestamp": lambda g: datetime.datetime.now().strftime("%Y/%m/%d %H:%M:%S.000"),
-}
-APP_FIELDS = {
-    "pid": lambda g, pid, mib: pid,
-    "process_name": lambda g, pid, mib: process_name(pid),
-    "name": lambda g, pid, mib: process_name(pid),
-    "used_memory": lambda g, pid, mib: (mib, "MiB"),
-    "used_gpu_memory": lambda g, pid, mib: (mib, "MiB"),
-    "gpu_uuid": lambda g, pid, mib: g.info["uuid"],
-    "gpu_name": lambda g, pid, mib: g.info["name"],
-    "gpu_bus_id": lambda g, pid, mib: GPU_FIELDS["pci.bus_id"](g),
-}
-UNITS = {"memory.total": "MiB", "memory.used": "MiB", "memory.free": "MiB", "memory.reserved": "MiB", "used_memory": "MiB",
-         "used_gpu_memory": "MiB", "utilization.gpu": "%", "utilization.memory": "%", "power.draw": "W", "power.limit": "W"}
+Row = dict[str, tuple[object, str]]  # field -> value and unit
 
 
-def table_of(fields, known, rows, style):
-    """Print a --query-* answer; return the exit code."""
+def gpu_row(gpu: Gpu) -> Row:
+    """Return what --query-gpu can ask of a GPU."""
+    bus = f"00000000:{gpu.index + 1:02X}:00.0"
+    now = datetime.datetime.now().astimezone().strftime("%Y/%m/%d %H:%M:%S.000")
+    return {
+        "index": (gpu.index, ""),
+        "name": (gpu.info["name"], ""),
+        "gpu_name": (gpu.info["name"], ""),
+        "uuid": (gpu.info["uuid"], ""),
+        "gpu_uuid": (gpu.info["uuid"], ""),
+        "count": (len(list(DEV.glob("nvidia[0-9]*"))), ""),
+        "driver_version": (gpu.info["driver"], ""),
+        "compute_cap": (gpu.info["compute_capability"], ""),
+        "memory.total": (gpu.total, "MiB"),
+        "memory.used": (gpu.used, "MiB"),
+        "memory.free": (gpu.total - gpu.used, "MiB"),
+        "memory.reserved": (0, "MiB"),
+        "utilization.gpu": (0, "%"),
+        "utilization.memory": (0, "%"),
+        "temperature.gpu": (41, ""),
+        "power.draw": ("28.00", "W"),
+        "power.limit": ("350.00", "W"),
+        "persistence_mode": ("Disabled", ""),
+        "pstate": ("P8", ""),
+        "compute_mode": ("Default", ""),
+        "pci.bus_id": (bus, ""),
+        "gpu_bus_id": (bus, ""),
+        "timestamp": (now, ""),
+    }
+
+
+def app_row(gpu: Gpu, pid: int, mib: int) -> Row:
+    """Return what --query-compute-apps can ask of a process on a GPU."""
+    whole = gpu_row(gpu)
+    return {
+        "pid": (pid, ""),
+        "process_name": (process_name(pid), ""),
+        "name": (process_name(pid), ""),
+        "used_memory": (mib, "MiB"),
+        "used_gpu_memory": (mib, "MiB"),
+        **{field: whole[field] for field in ("gpu_uuid", "gpu_name", "gpu_bus_id", "timestamp")},
+    }
+
+
+def answer(query: str, known: Row, rows: list[Row], style: list[str]) -> int:
+    """Print the answer to a --query-* option and return the exit code; `known` is a row with all fields there are."""
+    fields = [field.strip() for field in query.split(",")]
     if "csv" not in style:
-        print('"--format=" switch is missing. Please run \'nvidia-smi --help\' for help.')
+        print("\"--format=\" switch is missing. Please run 'nvidia-smi --help' for help.")
         return 2
     for field in fields:
         if field not in known:
@@ -114,29 +125,32 @@ def table_of(fields, known, rows, style):
             return 2
     if "noheader" not in style:
         shown = {"used_memory": "used_gpu_memory"}
-        print(", ".join(shown.get(f, f) + (f" [{UNITS[f]}]" if f in UNITS else "") for f in fields))
+        print(", ".join(shown.get(field, field) + (f" [{known[field][1]}]" if known[field][1] else "") for field in fields))
     for row in rows:
-        cells = [known[field](*row) for field in fields]
-        print(", ".join((f"{c[0]}" if "nounits" in style else f"{c[0]} {c[1]}") if isinstance(c, tuple) else str(c) for c in cells))
+        print(
+            ", ".join(f"{row[field][0]}" if "nounits" in style else " ".join(map(str, row[field])).strip() for field in fields)
+        )
     return 0
 
 
-def overview(gpus):
+def overview(gpus: list[Gpu]) -> int:
     """Print the table that a bare nvidia-smi prints."""
     info = gpus[0].info if gpus else {"driver": "N/A"}
     line = "+-----------------------------------------+------------------------+----------------------+"
-    print(datetime.datetime.now().strftime("%a %b %e %H:%M:%S %Y       "))
+    print(datetime.datetime.now().astimezone().strftime("%a %b %e %H:%M:%S %Y       "))
     print("+" + "-" * 89 + "+")
     head = f"NVIDIA-SMI {info['driver']}"
     print(f"| {head:<34}Driver Version: {info['driver']:<15}CUDA Version: {info.get('cuda', 'N/A'):<8} |")
     print(line)
-    print(f"| {'GPU  Name                 Persistence-M':<39} | {'Bus-Id          Disp.A':<22} | {'Volatile Uncorr. ECC':<20} |")
+    print(
+        f"| {'GPU  Name                 Persistence-M':<39} | {'Bus-Id          Disp.A':<22} | {'Volatile Uncorr. ECC':<20} |"
+    )
     print(f"| {'Fan  Temp   Perf          Pwr:Usage/Cap':<39} | {'Memory-Usage':>22} | {'GPU-Util  Compute M.':<20} |")
     print(f"|{'=' * 41}+{'=' * 24}+{'=' * 22}|")
     for gpu in gpus:
-        name = f"{gpu.index:>3}  {gpu.info['name']:<30}Off"
+        name = f"{gpu.index:>3}  {gpu.info['name']:<31}Off"
         memory = f"{gpu.used}MiB / {gpu.total:>6}MiB"
-        bus = GPU_FIELDS["pci.bus_id"](gpu) + " Off"
+        bus = f"{gpu_row(gpu)['pci.bus_id'][0]} Off"
         print(f"| {name:<39} | {bus:>22} | {'N/A':>20} |")
         print(f"| {'30%   41C    P8             28W /  350W':>39} | {memory:>22} | {'0%      Default':>20} |")
         print(line)
@@ -153,7 +167,7 @@ def overview(gpus):
     return 0
 
 
-def main():
+def main() -> int:
     """Answer as the real program would; return its exit code."""
     parse = argparse.ArgumentParser(prog="nvidia-smi")
     parse.add_argument("-L", "--list-gpus", action="store_true")
@@ -168,13 +182,16 @@ def main():
         if (DEV / "nvidiactl").exists():
             print("No devices were found")
             return 6
-        print("NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver. "
-              "Make sure that the latest NVIDIA driver is installed and running.\n")
+        print(
+            "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver. "
+            "Make sure that the latest NVIDIA driver is installed and running.\n"
+        )
         return 9
     loaded = json.loads(paths[0].read_text().splitlines()[0])["driver"]
     library = LIBRARY.readlink().name.removeprefix("libnvidia-ml.so.") if LIBRARY.is_symlink() else loaded
     if library != loaded:
-        print(f"Failed to initialize NVML: Driver/library version mismatch\nNVML library version: {'.'.join(library.split('.')[:2])}")
+        print("Failed to initialize NVML: Driver/library version mismatch")
+        print(f"NVML library version: {'.'.join(library.split('.')[:2])}")
         return 18
     gpus = [Gpu(path) for path in paths]
     if options.id:
@@ -188,10 +205,10 @@ def main():
             print(f"GPU {gpu.index}: {gpu.info['name']} (UUID: {gpu.info['uuid']})")
         return 0
     if options.query_gpu:
-        return table_of([f.strip() for f in options.query_gpu.split(",")], GPU_FIELDS, [(gpu,) for gpu in gpus], style)
+        return answer(options.query_gpu, gpu_row(gpus[0]), [gpu_row(gpu) for gpu in gpus], style)
     if options.query_compute_apps:
-        rows = [(gpu, pid, mib) for gpu in gpus for pid, mib in sorted(gpu.processes.items())]
-        return table_of([f.strip() for f in options.query_compute_apps.split(",")], APP_FIELDS, rows, style)
+        rows = [app_row(gpu, pid, mib) for gpu in gpus for pid, mib in sorted(gpu.processes.items())]
+        return answer(options.query_compute_apps, app_row(gpus[0], 0, 0), rows, style)
     return overview(gpus)
 
 
