@@ -67,8 +67,8 @@ def test_all_agree_with_a_deploy_that_ended_well(fleet: Fleet, ssh: Ssh) -> None
             ["test_worker.py::test_systemd_alone_restarts_it[a]"],
         ),
         (
-            f"docker pause {WORKER}",
-            f"docker unpause {WORKER}",
+            'echo \'[{"fault": "never_healthy"}]\' > /run/gpu-sim/faults.json; sleep 0.3',
+            "echo '[]' > /run/gpu-sim/faults.json",
             ["test_worker.py::test_it_is_healthy_at_its_own_address[a]"],
         ),
         (
@@ -122,7 +122,20 @@ def test_all_agree_with_a_deploy_that_ended_well(fleet: Fleet, ssh: Ssh) -> None
             ["test_neighbours.py::test_it_stands_as_its_policy_says[aigc-creator]"],
         ),
     ],
-    ids=lambda value: value if isinstance(value, str) and " " not in value else None,
+    ids=[
+        "restarted by Docker",
+        "unhealthy",
+        "unit disabled",
+        "unit edited",
+        "unit not reloaded",
+        "open to others",
+        "stray unit",
+        "stray container",
+        "stray file",
+        "secret",
+        "replaced neighbour comes back",
+        "paused neighbour stopped",
+    ],
 )
 def test_a_host_that_was_changed_by_hand_is_seen(
     fleet: Fleet, ssh: Ssh, breaking: str, mending: str, expected: list[str]
