@@ -16,7 +16,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from comparer import (
+
+from lab.engine.sglang.options import catalogue, destination
+
+from .comparer import (
     Answer,
     Comparer,
     Difference,
@@ -35,9 +38,7 @@ from comparer import (
     without_path,
     written,
 )
-from engine_lab import H200, ROOT, Engine, Lab, expand, replayed, running_lab, wait_for
-
-from lab.engine.sglang.options import catalogue, destination
+from .engine_lab import H200, ROOT, Engine, Lab, expand, replayed, running_lab, wait_for
 
 RECORDINGS = ROOT / "tests" / "recordings"
 INDEX: dict[str, list[dict[str, str]]] = json.loads((RECORDINGS / "index.json").read_text())
