@@ -224,7 +224,7 @@ class ServiceGone(_Service):
         super().__init__(service, host)
         self.name = f"service_gone({service.name})"
         self.facts: tuple[Fact[Any], ...] = (facts.DEPLOYED, facts.CONTAINERS, facts.UNITS, self._serving, facts.PROCESSES)
-        self.provides = frozenset({f"gpu {index}" for index in service.gpus})
+        self.provides = frozenset({f"{service.container} off its old GPUs"})
         self.undo_deadline = service.start
         self.deadline = 120.0
 
@@ -274,7 +274,7 @@ class GpusFree(_Service):
         super().__init__(service, host)
         self.name = f"gpus_free({service.name})"
         self._neighbours, self._replaced = neighbours, frozenset(replaced)
-        self.provides = frozenset({f"gpu {index}" for index in service.gpus})
+        self.provides = frozenset({f"{service.container} off its old GPUs"})
         self.facts: tuple[Fact[Any], ...] = (*facts.FOOTPRINT, facts.DRIVER, self._unit)
         self.deadline = 180.0
 
@@ -302,7 +302,7 @@ class GpusFree(_Service):
             where = ", ".join(str(index) for index in process.gpus if index in self.service.gpus)
             what = f"GPU {where} is held by pid {process.pid} of user {process.user} ({owner})"
             hint = f"ask {process.user}, or declare it in the host file under `neighbours:`"
-            awaits = f"gpu {process.gpus[0]}" if self._is_ours(owner, read) else self._awaited(owner, read)
+            awaits = f"{owner.name} off its old GPUs" if self._is_ours(owner, read) else self._awaited(owner, read)
             found.append(Blocker(what, f"its command is `{process.command[:120]}`", hint, awaits))
         return [*found, *self._port_taken(read)]
 
@@ -314,8 +314,6 @@ class GpusFree(_Service):
         return owner.kind == "container" and read[facts.CONTAINERS][owner.name].labels.get("io.lodger.host") == self.host
 
     def _port_taken(self, read: Facts) -> list[Blocker]:
-        if self._runs(read):
-            return []
         who = owners(read)
         for port in read[facts.PORTS]:
             if port.protocol != "tcp" or port.port != self.service.port:

@@ -819,6 +819,29 @@ def test_another_port_or_our_own_is_no_conflict(values: dict[str, Any]) -> None:
     assert FREE.blockers(readings(host(**values))) == []
 
 
+def test_a_running_worker_is_not_moved_to_a_port_that_somebody_has() -> None:
+    moved = GpusFree(replace(A, port=30005, config="c2"), HOST, neighbours={}, replaced=[])
+    read = readings(host(containers=[ours(A)], ports=[port(30000, 5, "docker-proxy"), port(30005, 75, "nc")], unit=ENABLED))
+    assert whats(moved.blockers(read)) == ["port 30005 is taken by nc"]
+
+
+def test_gpus_that_another_worker_of_ours_gives_up_first_are_waited_for() -> None:
+    """One worker on all GPUs becomes two: whichever GPUs the first keeps, the second gets the rest."""
+    wide = replace(worker("a"), gpus=tuple(range(8)), config="c0")
+    on_all = in_container(90, ours(wide), devices=on_gpus(*range(8)))
+    read = readings(
+        host(containers=[ours(wide)], processes=[on_all], driver=driver(*[0] * 8))
+        | {facts.unit_fact("lodger-worker-b.service"): None}
+    )
+    for first, second in (((0, 1, 2, 3), (4, 5, 6, 7)), ((4, 5, 6, 7), (0, 1, 2, 3))):
+        keeps = GpusFree(replace(A, gpus=first), HOST, neighbours={}, replaced=[])
+        gets = GpusFree(worker("b", port=30001, gpus=second), HOST, neighbours={}, replaced=[])
+        assert keeps.blockers(read) == []
+        assert {blocker.awaits for blocker in gets.blockers(read)} <= keeps.provides
+        assert gets.blockers(read) != []
+    assert ServiceGone(wide, HOST).provides == keeps.provides
+
+
 # ---------------------------------------------------------------- worker_ready
 
 READY = ServiceReady(A, HOST)
