@@ -106,47 +106,51 @@ def _show(fleet: Fleet, hosts: list[Host], plan: Any, json: bool) -> None:
         raise Exit(code=code)
 
 
-@task(help=_HOST)
+_LOOK = {**_HOST, "dry-run": "name what would be looked at, and contact no host"}
+
+
+@task(help=_LOOK)
 @reports_errors
-def verify(c: Context, host: str | None = None, json: bool = False, hosts_dir: str | None = None) -> None:
+def verify(
+    c: Context, host: str | None = None, dry_run: bool = False, json: bool = False, hosts_dir: str | None = None
+) -> None:
     """Ask every witness about hosts: read-only testinfra specs, a second opinion."""
     del c
     from lodger import runs
 
     fleet = inventory(hosts_dir)
-    finish(side_by_side(chosen(fleet, host), lambda one: runs.verify(fleet, one)), as_json_array=json)
+    act = runs.witnesses_of if dry_run else runs.verify
+    finish(side_by_side(chosen(fleet, host), lambda one: act(fleet, one)), as_json_array=json)
 
 
-@task(help={**_HOST, "worker": "only this worker"})
+@task(help={**_LOOK, "worker": "only this worker"})
 @reports_errors
 def smoke(
-    c: Context, host: str | None = None, worker: str | None = None, json: bool = False, hosts_dir: str | None = None
+    c: Context,
+    host: str | None = None,
+    worker: str | None = None,
+    dry_run: bool = False,
+    json: bool = False,
+    hosts_dir: str | None = None,
 ) -> None:
     """Check what each worker serves, end to end; a failing check names the setting that causes it."""
     del c
     from lodger import runs
 
     fleet = inventory(hosts_dir)
-    finish(side_by_side(chosen(fleet, host), lambda one: runs.smoke(fleet, one, worker)), as_json_array=json)
+    act = runs.workers_of if dry_run else runs.smoke
+    finish(side_by_side(chosen(fleet, host), lambda one: act(fleet, one, worker)), as_json_array=json)
 
 
-@task(help={"out": "folder to write into", "host": _HOST["host"], "hosts-dir": _HOST["hosts-dir"]})
+@task(help={"out": "folder to write into", "host": _HOST["host"], "hosts-dir": _HOST["hosts-dir"], "json": _HOST["json"]})
 @reports_errors
-def render(c: Context, out: str, host: str | None = None, hosts_dir: str | None = None) -> None:
+def render(c: Context, out: str, host: str | None = None, hosts_dir: str | None = None, json: bool = False) -> None:
     """Write the files of each host's release into a folder, with no host contacted."""
     del c
-    from lodger.render import render as render_release
+    from lodger import runs
 
     fleet = inventory(hosts_dir)
-    for one in chosen(fleet, host):
-        release = render_release(fleet, one)
-        folder = Path(out) / one.name
-        for file in release.files:
-            path = folder / file.path
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(file.content)
-            path.chmod(file.mode)
-        print(f"{one.name}: release {release.id}, {len(release.files)} files in {folder}")
+    finish([runs.write_release(fleet, one, Path(out) / one.name) for one in chosen(fleet, host)], as_json_array=json)
 
 
 @task(help={"hosts-dir": _HOST["hosts-dir"], "json": "print the changes as JSON"})

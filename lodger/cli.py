@@ -164,7 +164,7 @@ def summary(outcome: Outcome) -> str:
     """Return one line for one host."""
     what = {
         "satisfied": "nothing to change",
-        "done": f"done: {len(outcome.changed)} of {len(outcome.states)} states were established",
+        "done": f"done, {len(outcome.changed)} of {len(outcome.states)} changed",
         "refused": "refused, nothing was changed",
         "failed": "failed",
         "undo failed": "FAILED, AND NOT PUT BACK",

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from lodger import cli, facts
+from lodger import checkout, cli, facts
 from lodger.command import Transport
 from lodger.engine import Engine, Mark, Outcome, Plan, StateOutcome
 from lodger.errors import LodgerError, Refused, StateFailed
@@ -18,6 +18,7 @@ from lodger.facts import Facts
 from lodger.gate import Gates
 from lodger.inventory import Fleet, Host
 from lodger.journal import Journal, run_id
+from lodger.render import render
 from lodger.report import Terminal
 from lodger.states.base import Step
 from lodger.transport import Ssh
@@ -42,7 +43,7 @@ def carry_out(
     def one(host: Host) -> Outcome:
         plan = plans[host.name]
         log = Journal(journals, run_id(plan.runbook, host.name))
-        log.write("begin", runbook=plan.runbook, host=host.name, operator=getpass.getuser())
+        log.write("begin", runbook=plan.runbook, host=host.name, operator=getpass.getuser(), revision=checkout.revision())
         report.note(host.name, f"{plan.runbook}: run {log.run}")
         try:
             with Ssh(host, cancelled=cli.stop.is_set) as connection:
@@ -224,6 +225,39 @@ def verify(fleet: Fleet, host: Host) -> Outcome:
             )
 
     return _looking(host, "verify", act)
+
+
+def witnesses_of(fleet: Fleet, host: Host) -> Outcome:
+    """Return the witnesses that a verify would ask, without asking them."""
+    from lodger.witness import specs_for  # noqa: PLC0415  pytest takes its time
+
+    del fleet
+    return Outcome(host.name, "verify", states=[StateOutcome(spec.name, Mark.SATISFIED) for spec in specs_for(host)])
+
+
+def workers_of(fleet: Fleet, host: Host, only: str | None) -> Outcome:
+    """Return the workers that a smoke would check, without checking them."""
+    del fleet
+    names = [f"worker-{name}" for name in host.workers if only in {None, name}]
+    return Outcome(host.name, "smoke", states=[StateOutcome(name, Mark.SATISFIED) for name in names])
+
+
+def write_release(fleet: Fleet, host: Host, folder: Path) -> Outcome:
+    """Write the files of a host's release below ``folder``; what differs from what was there counts as changed."""
+    start = time.monotonic()
+    release = render(fleet, host)
+    outcome = Outcome(host.name, "render")
+    for file in release.files:
+        path = folder / file.path
+        if not path.exists() or path.read_text() != file.content:
+            outcome.changed.append(str(path))
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(file.content)
+        path.chmod(file.mode)
+        outcome.states.append(StateOutcome(str(path), Mark.DONE if str(path) in outcome.changed else Mark.SATISFIED))
+    outcome.mark = Mark.DONE if outcome.changed else Mark.SATISFIED
+    outcome.seconds = time.monotonic() - start
+    return outcome
 
 
 def smoke(fleet: Fleet, host: Host, only: str | None) -> Outcome:
