@@ -1,0 +1,265 @@
+"""From inventory and readings to a plan: what a deploy refuses and wants, and where a rollback goes."""
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pytest
+
+from lodger import facts, inventory, operate, runbook
+from lodger.engine import Ledger, Plan
+from lodger.errors import Refused
+from lodger.facts import Deployed, Facts, HostFile
+from lodger.footprint import Owner
+from lodger.inventory import Fleet, Host
+from lodger.render import Release, render
+from lodger.runbook import names
+from lodger.serving.smoke import Expectation
+from lodger.states.neighbour import Standing
+from lodger.states.release import manifest
+from tests.unit.readings import base, deployed, installed, readings, record, router, worker
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def fleet() -> Fleet:
+    found = inventory.load(ROOT / "hosts")
+    images = {name: image.model_copy(update={"digest": f"sha256:{'5' * 64}"}) for name, image in found.images.items()}
+    return found.model_copy(update={"images": images})
+
+
+def plan(fleet: Fleet, host: str = "node1", contained: Callable[[str], bool] = lambda _: True) -> Plan:
+    return operate.deploy(fleet, fleet.hosts[host], runbook.load("deploy"), revision="r9", contained=contained)
+
+
+def on_host(release: Release, revision: str = "r1") -> Deployed:
+    """Return what a host looks like after ``release`` was deployed."""
+    root = f"/opt/lodger/releases/{release.id}"
+    text = manifest(release.id, release.host, revision, list(operate.managed(release).values()), {})
+    files = {f"{root}/{file.path}": HostFile(file.content, file.mode, "root") for file in release.files}
+    files[f"{root}/manifest.json"] = HostFile(text, 0o644, "root")
+    for file in release.files:
+        if file.path.startswith("units/"):
+            files[f"/etc/systemd/system/{file.path.removeprefix('units/')}"] = HostFile(file.content, 0o644, "root")
+    return deployed((release.id,), links={service.name: release.id for service in release.services}, files=files)
+
+
+def holding(ours: Deployed) -> Facts:
+    return readings(base(deployed=ours))
+
+
+# ---------------------------------------------------------------- deploy
+
+
+def test_a_fresh_host_gets_all_of_its_inventory(fleet: Fleet) -> None:
+    steps, params = plan(fleet, "node2").build(holding(deployed()), None)
+    assert params == {"release": render(fleet, fleet.hosts["node2"]).id}
+    assert names(steps)[0] == "host_fit"
+    assert names(steps)[-2:] == ["release_current", "old_releases_pruned"]
+    assert {"neighbour_replaced(vllm-qwen.service)", "worker_ready(a)", "worker_ready(b)", "router_ready(router)"} <= set(
+        names(steps)
+    )
+
+
+def test_all_facts_of_a_deploy_are_foreseen_so_that_one_with_nothing_to_do_reads_once(fleet: Fleet) -> None:
+    for host in fleet.hosts.values():
+        wanted = plan(fleet, host.name)
+        steps, _ = wanted.build(holding(on_host(render(fleet, host))), None)
+        asked = {fact.name for step in steps for fact in (*step.state.facts, *step.state.undo_facts)}
+        assert asked <= {fact.name for fact in wanted.first} | {facts.MACHINE.name, facts.LEDGER.name}
+
+
+def test_a_service_that_the_inventory_no_longer_names_goes(fleet: Fleet) -> None:
+    old = worker("z", port=30009)
+    there = deployed(("r1",), links={"worker-z": "r1"}, files=installed("r1", old))
+    assert "service_gone(worker-z)" in names(plan(fleet).build(holding(there), None)[0])
+    # Also one that only a run which was cut off had installed.
+    halfway = deployed(stored=("r0",), links={"worker-z": "r0"}, files=installed("r0", old))
+    assert "service_gone(worker-z)" in names(plan(fleet).build(holding(halfway), None)[0])
+
+
+def test_a_link_to_a_release_that_is_gone_is_no_service(fleet: Fleet) -> None:
+    assert operate.installed(deployed(links={"worker-z": "gone"})) == {}
+
+
+def test_an_older_checkout_is_refused_and_names_both(fleet: Fleet) -> None:
+    there = on_host(render(fleet, fleet.hosts["node1"]), revision="abcdef1234567890")
+    asked: list[str] = []
+
+    def contained(revision: str) -> bool:
+        asked.append(revision)
+        return False
+
+    with pytest.raises(Refused) as caught:
+        plan(fleet, contained=contained).build(holding(there), None)
+    assert asked == ["abcdef1234567890"]
+    assert "abcdef123456," in caught.value.cause
+    assert there.current in caught.value.cause
+    assert "--force" in caught.value.hint
+    assert plan(fleet, contained=lambda _: True).build(holding(there), None)
+
+
+def test_a_fresh_host_has_no_revision_to_be_older_than(fleet: Fleet) -> None:
+    assert plan(fleet, contained=lambda _: False).build(holding(deployed()), None)
+
+
+def test_a_deployed_release_without_its_manifest_is_refused_in_words(fleet: Fleet) -> None:
+    with pytest.raises(facts.Unreadable, match="release r1 has no readable manifest"):
+        plan(fleet).build(holding(deployed(("r1",))), None)
+
+
+def test_what_smoke_expects_survives_the_manifest(fleet: Fleet) -> None:
+    host = fleet.hosts["node2"]
+    found = json.loads(json.dumps(operate.expectations(fleet, host)))
+    assert sorted(found) == ["worker-a", "worker-b"]
+    for name, worker_of in host.workers.items():
+        assert operate.expectation(found[f"worker-{name}"]) == Expectation.of(fleet, host, worker_of)
+
+
+def test_neighbours_share_gpus_only_with_policy_pause(fleet: Fleet) -> None:
+    host = fleet.hosts["node1"]
+    assert operate.neighbours(host) == {Owner("program", "aigc-creator"): host.neighbours["aigc-creator"].gpu_memory_mib}
+    assert operate.neighbours(fleet.hosts["node2"]) == {}
+
+
+def test_workers_of_a_pool_take_turns_and_the_router_has_its_own(fleet: Fleet) -> None:
+    assert operate.turns(fleet.hosts["node2"]) == {"worker-a": "qwen38", "worker-b": "qwen38", "router": "router of qwen38"}
+
+
+# ---------------------------------------------------------------- rollback
+
+A1, A2 = worker("a", config="c1"), worker("a", config="c2")
+TWO = deployed(
+    ("r1", "r2"), links={"worker-a": "r2", "router": "r2"}, files=installed("r1", A1) | installed("r2", A2, router())
+)
+RECORD = record(
+    "replaced/container-old.json", json.dumps(asdict(Standing("container", "old", True, True, {"old": "no"}, ("old",))))
+)
+
+
+def back(fleet: Fleet, ours: Deployed, ledger: Ledger | None = None) -> tuple[list[str], list[str]]:
+    """Return the history that a rollback leaves and the names of its states."""
+    host: Host = fleet.hosts["node1"]
+    steps, params = operate.rollback(host, runbook.load("rollback")).build(holding(ours), ledger)
+    return params["history"], names(steps)
+
+
+def left_behind(book: str, before: Deployed, history: list[str] | None = None) -> Ledger:
+    """Return the ledger of a run that was cut off when the host had been as ``before`` says."""
+    lines = [*(f"history={release}" for release in before.history), *(f"stored={release}" for release in before.stored)]
+    text = "\n".join([f"current={before.current}", *lines, "@files\n"])
+    params = {"history": history} if history is not None else {"release": "r2"}
+    return Ledger("run", book, params, "ops", Facts({facts.DEPLOYED.name: (0, text)}).dump())
+
+
+def test_rollback_goes_one_release_back(fleet: Fleet) -> None:
+    history, states = back(fleet, TWO)
+    assert history == ["r1"]
+    assert "worker_ready(a)" in states
+    assert "service_gone(router)" in states
+    assert not [name for name in states if name.startswith("neighbour_restored")]
+
+
+def test_rollback_of_the_only_release_removes_it_and_brings_the_replaced_neighbour_back(fleet: Fleet) -> None:
+    only = deployed(("r1",), links={"worker-a": "r1"}, files=installed("r1", A1) | RECORD)
+    assert back(fleet, only) == (
+        [],
+        ["service_gone(worker-a)", "neighbour_restored(old)", "release_current", "old_releases_pruned"],
+    )
+
+
+@pytest.mark.parametrize(
+    ("history", "left"),
+    [(("r1", "r2", "r1"), ["r1", "r2"]), (("r1", "r2", "r3"), ["r1", "r2"])],
+)
+def test_rollback_follows_the_history_line_by_line(fleet: Fleet, history: tuple[str, ...], left: list[str]) -> None:
+    files = installed("r3", A1) | installed("r2", A2) | installed("r1", A1)
+    there = deployed(history, links={"worker-a": history[-1]}, files=files)
+    assert back(fleet, there)[0] == left
+
+
+def test_nothing_to_roll_back_is_refused(fleet: Fleet) -> None:
+    with pytest.raises(Refused, match="there is nothing to roll back"):
+        back(fleet, deployed())
+
+
+def test_a_replaced_neighbour_is_owed_even_with_no_release_left(fleet: Fleet) -> None:
+    assert "neighbour_restored(old)" in back(fleet, deployed(files=RECORD))[1]
+
+
+def test_a_service_left_by_a_first_deploy_that_was_cut_off_is_removed(fleet: Fleet) -> None:
+    halfway = deployed(stored=("r1",), links={"worker-a": "r1"}, files=installed("r1", A1))
+    history, states = back(fleet, halfway, left_behind("deploy", deployed()))
+    assert (history, states[0]) == ([], "service_gone(worker-a)")
+
+
+@pytest.mark.parametrize(
+    "now",
+    [
+        pytest.param(replace(TWO, current="r1", history=("r1",)), id="before it recorded anything"),
+        pytest.param(replace(TWO, current="r1", history=("r1", "r2")), id="between history and link"),
+        pytest.param(TWO, id="after it recorded its release"),
+    ],
+)
+def test_after_a_deploy_that_was_cut_off_rollback_goes_to_what_served_before(fleet: Fleet, now: Deployed) -> None:
+    before = deployed(("r1",), stored=("r1",))
+    history, states = back(fleet, now, left_behind("deploy", before))
+    assert history == ["r1"]
+    assert "worker_ready(a)" in states
+
+
+def test_a_rollback_that_was_cut_off_keeps_its_target(fleet: Fleet) -> None:
+    # It had already recorded the earlier release: going back once more would be one too far.
+    recorded = replace(TWO, current="r1", history=("r1",))
+    assert back(fleet, recorded, left_behind("rollback", TWO, ["r1"]))[0] == ["r1"]
+
+
+# ---------------------------------------------------------------- difference
+
+
+def test_nothing_differs_right_after_a_deploy(fleet: Fleet) -> None:
+    for host in fleet.hosts.values():
+        release = render(fleet, host)
+        assert operate.difference(on_host(release), release) == ""
+
+
+def test_a_hand_edited_file_shows_as_what_would_be_mended(fleet: Fleet) -> None:
+    release = render(fleet, fleet.hosts["node1"])
+    there = on_host(release)
+    path = "/etc/systemd/system/lodger-worker-a.service"
+    text = there.files[path].content.replace("TimeoutStopSec=", "TimeoutStopSec=1")
+    diff = operate.difference(replace(there, files={**there.files, path: HostFile(text, 0o644, "root")}), release)
+    lines = diff.splitlines()
+    assert lines[:2] == ["--- on the host/units/lodger-worker-a.service", "+++ to be/units/lodger-worker-a.service"]
+    assert [line[:16] for line in lines[2:] if line[0] in "+-"] == ["-TimeoutStopSec=", "+TimeoutStopSec="]
+
+
+def test_a_fresh_host_shows_every_file_as_new(fleet: Fleet) -> None:
+    release = render(fleet, fleet.hosts["node2"])
+    lines = operate.difference(deployed(), release).splitlines()
+    assert [line for line in lines if line.startswith("+++")] == [f"+++ to be/{file.path}" for file in release.files]
+    assert not [line for line in lines if line.startswith("-") and not line.startswith("---")]
+
+
+def test_a_service_that_goes_shows_as_removed_and_a_release_that_only_lies_there_does_not(fleet: Fleet) -> None:
+    release = render(fleet, fleet.hosts["node1"])
+    there = on_host(release)
+    old = installed("f0", worker("z"))
+    linked = replace(there, links={**there.links, "worker-z": "f0"}, stored=(*there.stored, "f0"), files={**there.files, **old})
+    diff = operate.difference(linked, release)
+    assert "--- on the host/worker-z/compose.yml" in diff
+    assert "--- on the host/units/lodger-worker-z.service" in diff
+    lying = {path: file for path, file in old.items() if path.startswith("/opt/lodger")}
+    assert operate.difference(replace(there, stored=(*there.stored, "f0"), files={**there.files, **lying}), release) == ""
+
+
+def test_a_difference_ends_every_line_even_where_a_file_does_not(fleet: Fleet) -> None:
+    release = render(fleet, fleet.hosts["node1"])
+    there = on_host(release)
+    path = f"/opt/lodger/releases/{release.id}/worker-a/compose.yml"
+    cut = HostFile(there.files[path].content.rstrip("\n"), 0o644, "root")
+    diff = operate.difference(replace(there, files={**there.files, path: cut}), release)
+    assert diff.endswith("\n")
+    assert len([line for line in diff.splitlines() if line[:1] in "+-" and line[:3] not in {"+++", "---"}]) == 2
