@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from decimal import Decimal
+from functools import lru_cache
 from importlib import resources
 from typing import Any
 
@@ -18,8 +19,6 @@ IEC = {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
 Deprecated = tuple[str, Any, str]
 DEPRECATED: dict[str, Deprecated] = {
     "--stream-output": ("incremental_streaming_output", True, "--incremental-streaming-output"),
-    "--nsa-prefill-backend": ("dsa_prefill_backend", None, "--dsa-prefill-backend"),
-    "--nsa-decode-backend": ("dsa_decode_backend", None, "--dsa-decode-backend"),
     "--speculative-dflash-draft-window-size": ("speculative_draft_window_size", None, "--speculative-draft-window-size"),
     "--mamba-scheduler-strategy": ("mamba_radix_cache_strategy", None, "--mamba-radix-cache-strategy"),
     "--cuda-graph-max-bs": ("cuda_graph_max_bs_decode", None, "--cuda-graph-max-bs-decode"),
@@ -40,7 +39,6 @@ DEPRECATED: dict[str, Deprecated] = {
     "--enable-gdn-replayssm-spec": ("enable_linear_replayssm_spec", True, "--enable-linear-replayssm-spec"),
     "--enable-prefill-context-parallel": ("enable_prefill_context_parallel", True, "--enable-prefill-cp"),
     "--dsa-prefill-cp-mode": ("dsa_prefill_cp_mode", None, "--cp-strategy"),
-    "--nsa-prefill-cp-mode": ("dsa_prefill_cp_mode", None, "--cp-strategy"),
     "--prefill-cp-mode": ("prefill_cp_mode", None, "--cp-strategy"),
     "--prefill-round-robin-balance": ("prefill_round_robin_balance", False, ""),
     "--collect-tokens-histogram": ("collect_tokens_histogram", False, ""),
@@ -181,6 +179,7 @@ def _add(parser: argparse.ArgumentParser, option: dict[str, Any]) -> None:
         parser.add_argument(*flags, required=flags[0] == "--model-path", **keywords)
 
 
+@lru_cache(maxsize=1)
 def parser() -> argparse.ArgumentParser:
     """Build the argument parser of `sglang serve`."""
     built = argparse.ArgumentParser(prog="sglang serve")
