@@ -343,7 +343,8 @@ class GpusFree(_Service):
         strangers = self._strangers(read)
         if strangers:
             process, owner = strangers[0]
-            return f"GPU {process.gpus[0]} is held by pid {process.pid} ({owner})"
+            first = min(set(process.gpus) & set(self.service.gpus))
+            return f"GPU {first} is held by pid {process.pid} ({owner})"
         promised = sum(self._neighbours.values())
         for gpu in read[facts.DRIVER].gpus:
             if gpu.index in self.service.gpus and gpu.used > promised + _IDLE_MEMORY:
