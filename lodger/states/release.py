@@ -16,6 +16,8 @@ from lodger.facts import Deployed, Facts
 from lodger.states.base import NoUndo, State
 from lodger.states.service import Managed
 
+# Folders of ours that hold nothing any more; a missing one is no failure.
+REMOVE_EMPTY = f"rmdir --ignore-fail-on-non-empty {paths.RELEASES} {paths.SERVICES} {paths.ROOT} 2>/dev/null; true"
 KEPT = 3  # releases kept on a host, the current one among them
 
 
@@ -109,8 +111,7 @@ class ReleaseStaged(State):
             return NoUndo("the release was on the host before; its files are only as they should be")
         return [
             Command(
-                f"rm -rf {quote([self._folder])} {quote([f'{paths.RELEASES}/.{self.release}.new'])};"
-                f" rmdir --ignore-fail-on-non-empty {paths.RELEASES} {paths.SERVICES} {paths.ROOT} 2>/dev/null; true",
+                f"rm -rf {quote([self._folder, f'{paths.RELEASES}/.{self.release}.new'])}; {REMOVE_EMPTY}",
                 why="remove what was staged",
             )
         ]
@@ -227,7 +228,8 @@ class Pruned(State):
             lines = [item for item, _ in itertools.groupby(item for item in deployed.history if item in kept)]
             text = "".join(f"{item}\n" for item in lines)
             commands.append(paths.write(paths.HISTORY, text, why="the history names what is kept"))
-        commands.append(run("rm", "-rf", *(f"{paths.RELEASES}/{release}" for release in extra), why="remove old releases"))
+        folders = quote([f"{paths.RELEASES}/{release}" for release in extra])
+        commands.append(Command(f"rm -rf {folders}; {REMOVE_EMPTY}", why="remove old releases"))
         used = _images(deployed, kept)
         ours = [line for line in (deployed.record("images") or "").splitlines() if line]
         for image in ours:

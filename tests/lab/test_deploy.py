@@ -121,7 +121,7 @@ FAILURES: dict[str, tuple[Callable[[Site], None], list[Fault], str, str]] = {
         "503",
     ),
     "smoke fails": (lambda s: s.pool(tool_call_parser=None), [], "smoke_passed(a)", "tool_call_parser"),
-    "dead draft": (lambda s: s.pool(max_queued_requests=36), [fault("dead_draft")], "smoke_passed(a)", "min_accept_length"),
+    "dead draft": (lambda s: s.pool(max_queued_requests=36), [fault("dead_draft")], "smoke_passed(a)", "pools.qwen38.draft"),
 }
 
 
