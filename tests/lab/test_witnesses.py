@@ -67,7 +67,8 @@ def test_all_agree_with_a_deploy_that_ended_well(fleet: Fleet, ssh: Ssh) -> None
             ["test_worker.py::test_systemd_alone_restarts_it[a]"],
         ),
         (
-            'echo \'[{"fault": "never_healthy"}]\' > /run/gpu-sim/faults.json; sleep 0.3',
+            """echo '[{"fault": "never_healthy"}]' > /run/gpu-sim/faults.json
+            timeout 20 sh -c 'until curl -s -i 127.0.0.1:30000/health | grep -q 503; do sleep 0.1; done' """,
             "echo '[]' > /run/gpu-sim/faults.json",
             ["test_worker.py::test_it_is_healthy_at_its_own_address[a]"],
         ),
