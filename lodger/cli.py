@@ -148,6 +148,8 @@ def finish(outcomes: Sequence[Outcome], *, as_json_array: bool) -> None:
     for outcome in outcomes:
         if outcome.error is not None:
             terminal.error(outcome.error, outcome.evidence)
+        for change in outcome.losses:
+            terminal.note(outcome.host, f"foreign, lost or changed: {change}")
         for change in outcome.news:
             terminal.note(outcome.host, f"meanwhile, not by us: {change}")
     if as_json_array:
@@ -171,6 +173,8 @@ def summary(outcome: Outcome) -> str:
     }[str(outcome.mark)]
     if str(outcome.mark) == "failed" and any(str(state.mark) == "undone" for state in outcome.states):
         what = "failed; the host is as it was before"
+    if outcome.losses:
+        what += "; something foreign was lost or changed"
     return f"{outcome.host}: {what} ({outcome.seconds:.1f} s, {outcome.round_trips} round trips)"
 
 
