@@ -1,0 +1,270 @@
+"""What an operator types and gets back: bad usage ends with 2, several hosts with the worst, JSON as documented."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from invoke.exceptions import Exit
+
+from lodger import cli, inventory
+from lodger.engine import Mark, Outcome, StateOutcome
+from lodger.errors import LodgerError, Refused, StateFailed, UndoFailed, UsageError
+from lodger.footprint import Change
+from lodger.inventory import Fleet
+
+ROOT = Path(__file__).parents[2]
+
+
+def ops(*arguments: str, hosts: str = "") -> subprocess.CompletedProcess[str]:
+    """Run the program as ./ops does."""
+    return subprocess.run(
+        [sys.executable, "-m", "lodger.cli", *arguments],
+        cwd=ROOT,
+        env={**os.environ, "LODGER_HOSTS": hosts},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+
+
+@pytest.fixture(scope="module")
+def fleet() -> Fleet:
+    return inventory.load(ROOT / "hosts")
+
+
+# ---------------------------------------------------------------- bad usage
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["no-such-task"], "No idea what 'no-such-task' is!"),
+        (["deploy", "--no-such-option"], "No idea what '--no-such-option' is!"),
+        (["deploy", "--host"], "needed value and was not given one"),
+        (["deploy", "--host", "node1", "extra"], "No idea what 'extra' is!"),
+        (["render", "--host", "node1"], "did not receive required positional arguments: 'out'"),
+        (["deploy"], "no host is named"),
+        (["smoke", "--host", "node9"], "there is no host node9 in "),
+        (["plan", "--host", "node1", "--hosts-dir", "/no/such/folder"], "cannot read the inventory in /no/such/folder"),
+    ],
+)
+def test_bad_usage_ends_with_2_a_sentence_and_a_hint(arguments: list[str], said: str) -> None:
+    done = ops(*arguments)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert said in done.stderr
+    assert "  hint: " in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_an_unknown_host_names_those_there_are(fleet: Fleet) -> None:
+    done = ops("deploy", "--host", "node1,node9")
+    assert (done.returncode, done.stderr) == (
+        2,
+        f"there is no host node9 in {ROOT / 'hosts'}\n  hint: there is: {', '.join(fleet.hosts)}\n",
+    )
+
+
+def test_a_traceback_only_with_debug() -> None:
+    done = ops("deploy", "--debug", "--host", "node9")
+    assert done.returncode != 0
+    assert "Traceback" in done.stderr
+    assert "UsageError" in done.stderr
+
+
+def test_the_environment_names_another_inventory(tmp_path: Path) -> None:
+    done = ops("deploy", "--host", "node1", hosts=str(tmp_path))
+    assert done.returncode == 2
+    assert str(tmp_path) in done.stderr
+
+
+def test_list_names_every_verb() -> None:
+    done = ops("--list")
+    assert done.returncode == 0
+    listed = {line.split()[0] for line in done.stdout.splitlines() if line.startswith("  ") and line.split()}
+    assert {"deploy", "plan", "rollback", "verify", "smoke", "render", "pin", "test", "lab.up", "lab.down"} <= listed
+
+
+def test_render_writes_the_release_of_each_host_and_contacts_none(tmp_path: Path) -> None:
+    text = (ROOT / "hosts/fleet.yml").read_text()
+    hosts = tmp_path / "hosts"
+    hosts.mkdir()
+    for path in (ROOT / "hosts").iterdir():
+        (hosts / path.name).symlink_to(path)
+    (hosts / "fleet.yml").unlink()
+    mark = "    tag: v0.2.4 "
+    assert mark in text
+    has_digest = "digest:" in text.split(mark)[1].split("\nmodels:")[0].replace("# digest:", "")
+    (hosts / "fleet.yml").write_text(text if has_digest else text.replace(mark, f'    digest: "sha256:{"5" * 64}"\n{mark}'))
+    done = ops("render", "--host", "all", "--out", str(tmp_path / "out"), "--hosts-dir", str(hosts))
+    assert (done.returncode, done.stderr) == (0, "")
+    assert [line.split(":")[0] for line in done.stdout.splitlines()] == ["node1", "node2"]
+    assert (tmp_path / "out/node2/units/lodger-router.service").is_file()
+    assert (tmp_path / "out/node1/worker-a/compose.yml").is_file()
+
+
+# ---------------------------------------------------------------- hosts
+
+
+@pytest.mark.parametrize(
+    ("host", "names"),
+    [
+        ("node1", ["node1"]),
+        ("all", ["node1", "node2"]),
+        ("node2,node1", ["node2", "node1"]),
+        (" node1 , node2,", ["node1", "node2"]),
+        ("node1,node1", ["node1"]),
+    ],
+)
+def test_hosts_are_chosen_by_name_each_once(fleet: Fleet, host: str, names: list[str]) -> None:
+    assert [one.name for one in cli.chosen(fleet, host)] == names
+
+
+@pytest.mark.parametrize("host", [None, "", ",", " , ", "node9", "node1,node9", "node", "NODE1", "all,node1"])
+def test_anything_else_is_bad_usage_and_lists_the_hosts(fleet: Fleet, host: str | None) -> None:
+    with pytest.raises(UsageError) as caught:
+        cli.chosen(fleet, host)
+    assert "node1, node2" in caught.value.hint
+
+
+def test_hosts_run_side_by_side_and_answer_in_order(fleet: Fleet) -> None:
+    together = threading.Barrier(2, timeout=10)
+
+    def act(host: inventory.Host) -> str:
+        together.wait()
+        return host.name
+
+    assert cli.side_by_side(cli.chosen(fleet, "node2,node1"), act) == ["node2", "node1"]
+
+
+@pytest.fixture
+def nobody_stopped() -> Iterator[None]:
+    cli.stop.clear()
+    yield
+    cli.stop.clear()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_asks_every_host_to_stop_and_is_handled_as_before_afterwards(
+    fleet: Fleet, number: signal.Signals, nobody_stopped: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = signal.getsignal(number)
+
+    def act(host: inventory.Host) -> bool:
+        if host.name == "node1":
+            os.kill(os.getpid(), number)
+        return cli.stop.wait(10)
+
+    assert cli.side_by_side(cli.chosen(fleet, "all"), act) == [True, True]
+    assert signal.getsignal(number) is before
+    assert "stopping: what was begun is undone first" in capsys.readouterr().err
+
+
+# ---------------------------------------------------------------- results
+
+
+def outcome(mark: Mark, error: LodgerError | None = None, host: str = "node1", **values: object) -> Outcome:
+    made = Outcome(host, "deploy", mark, error=error, round_trips=3, seconds=1.234, journal="run")
+    for name, value in values.items():
+        setattr(made, name, value)
+    return made
+
+
+LOSS = Change("unit", "cron.service", "active -> gone", loss=True)
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "code"),
+    [
+        ([outcome(Mark.SATISFIED)], 0),
+        ([outcome(Mark.DONE), outcome(Mark.SATISFIED)], 0),
+        ([outcome(Mark.DONE, losses=[LOSS])], 1),
+        ([outcome(Mark.FAILED, StateFailed("x"))], 1),
+        ([outcome(Mark.REFUSED, Refused("x"))], 3),
+        ([outcome(Mark.REFUSED, UsageError("x"))], 2),
+        ([outcome(Mark.UNDO_FAILED, UndoFailed("x"))], 4),
+        ([outcome(Mark.REFUSED, Refused("x")), outcome(Mark.FAILED, StateFailed("y"))], 1),
+        ([outcome(Mark.UNDO_FAILED, UndoFailed("x")), outcome(Mark.FAILED, StateFailed("y"))], 4),
+    ],
+)
+def test_a_run_ends_with_the_worst_of_its_hosts(outcomes: list[Outcome], code: int) -> None:
+    if code == 0:
+        cli.finish(outcomes, as_json_array=False)
+        return
+    with pytest.raises(Exit) as caught:
+        cli.finish(outcomes, as_json_array=False)
+    assert caught.value.code == code
+
+
+def test_json_is_one_object_a_host_and_alone_on_standard_output(capsys: pytest.CaptureFixture[str]) -> None:
+    done = outcome(
+        Mark.DONE, states=[StateOutcome("host_fit", Mark.SATISFIED), StateOutcome("worker_ready(a)", Mark.DONE, 65.432)]
+    )
+    done.changed.append("worker_ready(a)")
+    failed = outcome(Mark.FAILED, StateFailed("it is not ready", cause="503", hint="wait"), host="node2", evidence="last line")
+    failed.losses.append(LOSS)
+    with pytest.raises(Exit):
+        cli.finish([done, failed], as_json_array=True)
+    said = capsys.readouterr()
+    first, second = json.loads(said.out)
+    assert first == {
+        "host": "node1",
+        "task": "deploy",
+        "outcome": "done",
+        "changed": ["worker_ready(a)"],
+        "states": [
+            {"name": "host_fit", "outcome": "satisfied", "seconds": 0.0},
+            {"name": "worker_ready(a)", "outcome": "done", "seconds": 65.43},
+        ],
+        "round_trips": 3,
+        "seconds": 1.23,
+        "journal": "run",
+    }
+    assert second["error"] == {"what": "it is not ready", "cause": "503", "hint": "wait"}
+    assert second["footprint"] == {"lost": ["unit cron.service: active -> gone"], "new": []}
+    assert "it is not ready" in said.err
+    assert "last line" in said.err
+
+
+@pytest.mark.parametrize(
+    ("made", "line"),
+    [
+        (outcome(Mark.SATISFIED), "node1: nothing to change (1.2 s, 3 round trips)"),
+        (
+            outcome(Mark.DONE, changed=["a"], states=[StateOutcome("a", Mark.DONE), StateOutcome("b", Mark.SATISFIED)]),
+            "node1: done, 1 of 2 changed (1.2 s, 3 round trips)",
+        ),
+        (outcome(Mark.REFUSED), "node1: refused, nothing was changed (1.2 s, 3 round trips)"),
+        (outcome(Mark.FAILED), "node1: failed (1.2 s, 3 round trips)"),
+        (
+            outcome(Mark.FAILED, states=[StateOutcome("a", Mark.FAILED), StateOutcome("a", Mark.UNDONE)]),
+            "node1: failed; the host is as it was before (1.2 s, 3 round trips)",
+        ),
+        (
+            outcome(Mark.SATISFIED, losses=[LOSS]),
+            "node1: nothing to change; something foreign was lost or changed (1.2 s, 3 round trips)",
+        ),
+        (outcome(Mark.UNDO_FAILED), "node1: FAILED, AND NOT PUT BACK (1.2 s, 3 round trips)"),
+    ],
+)
+def test_a_host_is_summed_up_in_one_line(made: Outcome, line: str) -> None:
+    assert cli.summary(made) == line
+
+
+def test_what_was_lost_is_told_even_where_there_was_nothing_to_do(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(Exit) as caught:
+        cli.finish([outcome(Mark.SATISFIED, losses=[LOSS])], as_json_array=False)
+    assert caught.value.code == 1
+    assert "node1  foreign, lost or changed: unit cron.service: active -> gone" in capsys.readouterr().err
+
+
+def test_what_colleagues_did_meanwhile_is_told_apart(capsys: pytest.CaptureFixture[str]) -> None:
+    news = [Change("container", "notebook-2", "new: running", loss=False)]
+    cli.finish([outcome(Mark.DONE, news=news)], as_json_array=False)
+    assert "node1  meanwhile, not by us: container notebook-2: new: running" in capsys.readouterr().err
