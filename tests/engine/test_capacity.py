@@ -103,7 +103,7 @@ def dense() -> Model:
 
 
 def test_a_card_that_is_smaller_in_pools_is_still_served() -> None:
-    assert sized(free=18_000).tokens < sized().tokens / 2
+    assert sized(free=16_500).tokens < sized().tokens / 2
 
 
 def test_a_draft_is_dead_when_it_is_quantized_or_read_as_its_target() -> None:

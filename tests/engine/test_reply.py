@@ -75,7 +75,7 @@ def test_a_tool_is_called_when_the_question_fits_or_it_is_forced() -> None:
 
 
 def test_a_tools_result_is_used() -> None:
-    turns = [
+    turns: list[dict[str, Any]] = [
         {"role": "user", "content": "What is the weather in Paris?"},
         {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "get_weather", "arguments": "{}"}}]},
         {"role": "tool", "content": "21 degrees"},
