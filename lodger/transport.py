@@ -32,6 +32,7 @@ CONNECT = 15.0  # seconds for TCP, for the banner and for authentication, each
 KEEPALIVE = 10.0  # seconds between questions to the server that it must answer
 SILENCE = 45.0  # seconds without any answer after which the connection counts as lost
 _POLL = 0.2
+_LATE_OUTPUT = 2.0  # seconds that output may come later than the exit status
 # The locale is fixed so that parsers read the same words everywhere; PATH holds the folders that only root's login has.
 _PREAMBLE = (
     "export LC_ALL=C.UTF-8 PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin; unset LANGUAGE DOCKER_HOST"
@@ -279,9 +280,14 @@ class Ssh:
     ) -> tuple[bytes, bytes]:
         out, err = bytearray(), bytearray()
         shown = 0
+        exited = 0.0
         while True:
             select.select([channel], [], [], _POLL)
-            ended = channel.exit_status_ready() and not channel.recv_ready() and not channel.recv_stderr_ready()
+            # The exit status may overtake the last output. What inherited the output keeps it open, so it is not waited for
+            # without end.
+            if channel.exit_status_ready() and not exited:
+                exited = time.monotonic()
+            ended = channel.closed or channel.eof_received or (exited > 0 and time.monotonic() - exited > _LATE_OUTPUT)
             for ready, receive, kept in (
                 (channel.recv_ready, channel.recv, out),
                 (channel.recv_stderr_ready, channel.recv_stderr, err),
@@ -293,7 +299,7 @@ class Ssh:
                         kept.extend(data)
             if on_line is not None:
                 shown = _show_lines(out, shown, on_line, nonce)
-            if ended or channel.closed:
+            if ended and (exited or channel.exit_status_ready() or channel.closed):
                 return bytes(out), bytes(err)
             now = time.monotonic()
             if self.cancelled():
