@@ -283,6 +283,8 @@ class Ssh:
         exited = 0.0
         while True:
             select.select([channel], [], [], _POLL)
+            if channel.eof_received:
+                time.sleep(0.01)  # readable for good from now on; only the exit status is still to come
             # The exit status may overtake the last output. What inherited the output keeps it open, so it is not waited for
             # without end.
             if channel.exit_status_ready() and not exited:
