@@ -1,4 +1,3 @@
-# ruff: noqa: E501  # the table of mistakes reads best with one row a line
 """The site's own inventory, broken one way at a time: each mistake is named with file, line, path and what is accepted."""
 
 import ast
