@@ -78,6 +78,7 @@ class Lab:
         inventory.load(self.hosts)
         with locked(self.dir / "lock"):
             image, images = self._made()
+            _forget_vanished()
             self._network()
             self._write_keys()
             self._depot(image, images)
@@ -97,12 +98,17 @@ class Lab:
     def down(self) -> None:
         """Remove every container, network, disk, process and mount of this lab; cached images and keys stay."""
         with locked(self.dir / "lock"):
-            if system.docker_runs():
-                self._drop(self._containers())
-                run(["docker", "network", "rm", self.prefix], check=False)
+            if system.docker_runs() or system.DATA.exists():
+                system.ensure()
+                self.remove()
                 system.stop_daemon_if_unused()
-            shutil.rmtree(self.disks, ignore_errors=True)
             shutil.rmtree(self.overlay, ignore_errors=True)
+
+    def remove(self) -> None:
+        """Remove this lab's containers, network and disks from a Docker daemon that runs; `down` does more."""
+        self._drop(self._containers())
+        run(["docker", "network", "rm", self.prefix], check=False)
+        shutil.rmtree(self.disks, ignore_errors=True)
 
     def aim(self) -> None:
         """Point the tasks that follow in this process at the twins."""
@@ -156,7 +162,7 @@ class Lab:
         for subnet in (*before, *(f"10.213.{(int(self.id, 16) + step) % 256}.0/24" for step in range(256))):
             if any(ipaddress.ip_network(subnet).overlaps(other) for other in taken):
                 continue
-            labels = ["--label", f"lodger-lab={self.id}"]
+            labels = [f"--label={key}={value}" for key, value in self._labels("").items()]
             made = run(["docker", "network", "create", *labels, f"--subnet={subnet}", self.prefix], check=False)
             if made.returncode == 0:
                 chosen.write_text(f"{subnet}\n")
@@ -192,7 +198,7 @@ class Lab:
             _remove_cgroup(name)
 
     def _labels(self, made_from: str) -> dict[str, str]:
-        return {"lodger-lab": self.id, "lodger-lab.made-from": made_from}
+        return {"lodger-lab": self.id, "lodger-lab.root": str(self.root), "lodger-lab.made-from": made_from}
 
     def _depot(self, image: str, images: Store) -> None:
         """Have the registry run beside the twins, under its real name."""
@@ -303,6 +309,17 @@ def _edited(path: Path) -> Iterator[Any]:
     yield data
     with path.open("w") as out:
         yaml.dump(data, out)
+
+
+def _forget_vanished() -> None:
+    """Remove the labs of checkouts that are gone."""
+    label = "lodger-lab.root"
+    asked = ["--filter", f"label={label}", "--format", f'{{{{.Label "{label}"}}}}']
+    found = run(["docker", "ps", "-a", *asked]).stdout + run(["docker", "network", "ls", *asked]).stdout
+    for root in {Path(line) for line in found.splitlines()}:
+        if not root.exists():
+            say(f"removing the lab of {root}, which is gone")
+            Lab(root).remove()
 
 
 def _remove_cgroup(name: str) -> None:

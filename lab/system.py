@@ -28,7 +28,8 @@ HOST = f"unix://{RUN / 'docker.sock'}"
 PID_FILE = RUN / "dockerd.pid"
 CONTAINERD_PID_FILE = RUN / "exec" / "containerd" / "containerd.pid"
 LOG = MACHINE / "dockerd.log"
-# Bridges between twins need no packet filter on the machine; twins outlive a daemon that is killed.
+# Bridges between twins need no packet filter on the machine. Twins outlive a daemon that is killed; after everything was
+# killed each lab's own `up` starts its twins, not the daemon, which would start those of every checkout.
 DAEMON = [
     "dockerd",
     f"--data-root={DATA}",
@@ -39,6 +40,7 @@ DAEMON = [
     "--iptables=false",
     "--ip6tables=false",
     "--live-restore",
+    "--restart=false",
 ]
 
 
