@@ -51,12 +51,12 @@ def test_progress_without_a_terminal_is_few_lines(capsys: pytest.CaptureFixture[
 def test_progress_on_a_terminal_replaces_itself_and_a_note_stays() -> None:
     with contextlib.redirect_stderr(Tty()) as tty:
         terminal = Terminal()
-        terminal.progress("node1", "one")
-        terminal.progress("node1", "one")
-        terminal.progress("node1", "two")
+        terminal.progress("node1", "loading")
+        terminal.progress("node1", "loading")
+        terminal.progress("node1", "warming up")
         terminal.note("node1", "done")
-    assert tty.getvalue().count("one") == 1
-    assert tty.getvalue().endswith("two\033[0m\r\033[Knode1  done\n")
+    assert tty.getvalue().count("loading") == 1
+    assert tty.getvalue().endswith("warming up\033[0m\r\033[Knode1  done\n")
 
 
 def test_columns_of_a_table() -> None:
