@@ -30,8 +30,8 @@ from ruamel.yaml.scalarstring import DoubleQuotedScalarString as Quoted
 from lab import certificate, system
 from lab.image import REGISTRY, Store, store, twin_image
 from lab.run import CHECKOUT, MACHINE, LabError, digest, locked, run, say
-from lab.twin import USER, Twin
-from lab.world import File, world
+from lab.twin import USER, File, Twin
+from lab.world import world
 from lodger import inventory
 
 

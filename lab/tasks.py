@@ -20,15 +20,17 @@ if TYPE_CHECKING:
 
 @contextlib.contextmanager
 def _lab() -> Iterator[Lab]:
-    """Give the lab of this checkout; end with one sentence, a hint and exit 1 when it cannot do what is asked."""
+    """Give the lab of this checkout; end with one sentence, a hint and an exit code when it cannot do what is asked."""
     # Late, so that listing the tasks stays fast.
     from lab.lab import Lab  # noqa: PLC0415
     from lab.run import LabError  # noqa: PLC0415
+    from lodger.errors import LodgerError  # noqa: PLC0415
 
     try:
         yield Lab()
-    except LabError as error:
-        raise Exit(f"lab: {error}" + (f"\n  hint: {error.hint}" if error.hint else ""), code=1) from error
+    except (LabError, LodgerError) as error:
+        hint = f"\n  hint: {error.hint}" if error.hint else ""
+        raise Exit(f"lab: {error}{hint}", code=getattr(error, "exit_code", 1)) from error
 
 
 def _names(lab: Lab, host: str) -> list[str]:

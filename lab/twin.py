@@ -11,7 +11,6 @@ from pathlib import Path
 
 from lab.image import CONTAINER_RIGHTS
 from lab.run import LabError, run, wait_until
-from lab.world import File
 
 USER = "operator"
 # Asked inside the twin until true: do the services run that the lab promises? What is deployed there is not asked for.
@@ -24,6 +23,15 @@ done
 systemctl --no-legend list-units --failed
 exit 1
 """
+
+
+@dataclass(frozen=True)
+class File:
+    """A file to lay into a twin; a symbolic link when `link` is set."""
+
+    text: str = ""
+    mode: int = 0o644
+    link: str = ""
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ from typing import Any
 
 from lab.image import REGISTRY
 from lab.run import CHECKOUT
+from lab.twin import File
 from lodger.inventory import Fleet, Host, Model, Neighbour
 
 NOTEBOOK = "colleague/notebook:2024.1"
@@ -15,15 +16,6 @@ SERVICE = (CHECKOUT / "lab" / "gpu" / "gpu_service.py").read_text()
 ENGINE_CODE = CHECKOUT / "lab" / "engine" / "sglang" / "launch_server.py"
 # A replaced neighbour fills its GPUs as a serving engine does.
 FILLED = 0.85
-
-
-@dataclass(frozen=True)
-class File:
-    """A file to lay into a twin; a symbolic link when `link` is set."""
-
-    text: str = ""
-    mode: int = 0o644
-    link: str = ""
 
 
 @dataclass

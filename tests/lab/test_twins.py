@@ -4,6 +4,7 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -355,6 +356,12 @@ def test_the_judge_is_silent_about_what_is_lodgers_and_about_logins(fresh: Fresh
         [*twin.ssh(), "sudo -n systemctl daemon-reload; sudo -n docker ps"], capture_output=True, check=True, timeout=30
     )
     assert judge.difference(before, judge.snapshot(twin)) == []
+
+
+def test_the_judge_shares_no_code_with_what_it_judges() -> None:
+    ask = "import sys, lab.judge; print([name for name in sys.modules if name.split('.')[0] == 'lodger'])"
+    asked = subprocess.run([sys.executable, "-c", ask], capture_output=True, text=True, check=True, cwd=CHECKOUT)
+    assert asked.stdout.strip() == "[]"
 
 
 def test_the_judge_lets_a_declared_restart_pass_but_nothing_else(fresh: Fresh) -> None:
