@@ -7,6 +7,7 @@ that was lost with a connection.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import enum
 import json
 import threading
@@ -329,16 +330,12 @@ class Engine:
     def _open(self, plan: Plan) -> Facts:
         """Check that this is the machine, take the lock, and read everything, in one round trip."""
         wanted: list[Fact[Any]] = [facts.MACHINE, lock.attempt(self.me), facts.LEDGER, *plan.first]
-        guard = ""
-        if self.machine_id is not None:
-            # On any other machine nothing is written, not even the lock.
-            only_look = f"{facts.script([facts.MACHINE])}\nexit 0"
-            guard = f'if [ "$(cat /etc/machine-id)" != {quote([self.machine_id])} ]; then {only_look}; fi\n'
+        # On any other machine, or one that nobody named, nothing is written, not even the lock.
+        only_look = f"{facts.script([facts.MACHINE])}\nexit 0"
+        guard = f'if [ "$(cat /etc/machine-id)" != {quote([self.machine_id or "unknown"])} ]; then\n{only_look}\nfi\n'
         command = facts.command(wanted)
-        result = self.connection.run(
-            Command(guard + command.script, why=command.why, timeout=command.timeout, output_limit=command.output_limit)
-        )
-        read = facts.parse(result.check(plan.host).stdout, plan.host)
+        command = dataclasses.replace(command, script=guard + command.script)
+        read = facts.parse(self.connection.run(command).check(plan.host).stdout, plan.host)
         self._identify(read)
         held = read[lock.attempt(self.me)]
         if not held.taken:

@@ -250,10 +250,10 @@ def write_release(fleet: Fleet, host: Host, folder: Path) -> Outcome:
     outcome = Outcome(host.name, "render")
     for file in release.files:
         path = folder / file.path
-        if not path.exists() or path.read_text() != file.content:
+        if not path.exists() or path.read_text(encoding="utf-8") != file.content:
             outcome.changed.append(str(path))
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(file.content)
+            path.write_text(file.content, encoding="utf-8")
         path.chmod(file.mode)
         outcome.states.append(StateOutcome(str(path), Mark.DONE if str(path) in outcome.changed else Mark.SATISFIED))
     outcome.mark = Mark.DONE if outcome.changed else Mark.SATISFIED

@@ -7,6 +7,7 @@ and a connection that no longer answers is given up after ``SILENCE`` seconds ho
 from __future__ import annotations
 
 import contextlib
+import logging
 import select
 import shlex
 import shutil
@@ -27,6 +28,10 @@ from fabric import Config, Connection
 from lodger.command import Command, Result, quote
 from lodger.errors import CommandFailed, ConnectionFailed, ConnectionLost, UsageError
 from lodger.inventory import Host
+
+# What goes wrong is said once, by our own errors.
+logging.getLogger("paramiko").addHandler(logging.NullHandler())
+logging.getLogger("paramiko").propagate = False
 
 CONNECT = 15.0  # seconds for TCP, for the banner and for authentication, each
 KEEPALIVE = 10.0  # seconds between questions to the server that it must answer

@@ -141,7 +141,7 @@ class ServiceInstalled(_Service):
             )
         _, installed = unit_files(read[facts.DEPLOYED], self._release, self.service.unit)
         unit = read[self._unit]
-        if installed is not None and f"{MARK}{self.host}" not in installed:
+        if installed is not None and f"{MARK}{self.host}" not in installed.splitlines():
             cause = f"{paths.UNITS}/{self.service.unit} has no line `{MARK}{self.host}`"
             found.append(Blocker(f"a unit named {self.service.unit} is not ours", cause, "rename it, or ask its owner to"))
         elif installed is None and unit is not None and unit.fragment:

@@ -80,7 +80,7 @@ def test_host_that_answers_and_goes_silent(site: Site) -> None:
 
 def test_host_that_falls_silent_during_a_command_is_given_up(site: Site, clean: Twin) -> None:
     process = site.start("plan", "--host", "node1", "--json")
-    clean.exec("timeout 20 sh -c 'until pgrep -f lodger-fact >/dev/null; do sleep 0.02; done'")
+    clean.exec("timeout 20 sh -c 'until pgrep -f [l]odger-fact >/dev/null; do sleep 0.02; done'")
     clean.pause()
     try:
         out, err = process.communicate(timeout=120)

@@ -148,6 +148,15 @@ def test_nvidia_smi_shows_who_holds_how_much(fresh: Fresh) -> None:
     assert [int(row[1]) - int(now[0]) for row, now in zip(used, after, strict=True)] == [1024] * 4
 
 
+def test_nvidia_smi_says_when_driver_and_library_differ(node2: Twin) -> None:
+    library = "/usr/lib/x86_64-linux-gnu/libnvidia-ml.so.1"
+    node2.exec(f"ln -sfn libnvidia-ml.so.545.23.06 {library}")
+    said = node2.exec("nvidia-smi", check=False)
+    node2.exec(f"ln -sfn libnvidia-ml.so.580.126.09 {library}")
+    assert said.returncode == 18
+    assert "Failed to initialize NVML: Driver/library version mismatch" in said.stdout
+
+
 def test_gpu_memory_cannot_be_promised_twice(node2: Twin) -> None:
     node2.exec("systemctl is-active vllm-qwen")
     asked = node2.exec("timeout 5 /opt/vllm-qwen/service.py --gpus 0 --memory-mib 20000", check=False)
