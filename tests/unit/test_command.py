@@ -49,6 +49,11 @@ def test_a_script_as_it_is_shown_does_the_same_when_typed(script: str) -> None:
     assert (typed.returncode, typed.stdout) == (meant.returncode, meant.stdout)
 
 
+@pytest.mark.parametrize("script", ["echo $HOME", "echo `id -u`", "true; id", "id | cat", "id > f", "id && id", "id\nid"])
+def test_all_of_a_script_is_shown_as_run_by_sudo(script: str) -> None:
+    assert str(Command(script)) == f"sudo sh -c {quote([script])}"
+
+
 def test_sudo_and_the_length_of_the_input_are_shown_and_the_input_is_not() -> None:
     assert str(run("true")) == "sudo true"
     assert str(run("true", sudo=False)) == "true"

@@ -155,7 +155,8 @@ def left_behind(book: str, before: Deployed, history: list[str] | None = None) -
 
 
 def test_rollback_goes_one_release_back(fleet: Fleet) -> None:
-    history, states = back(fleet, TWO)
+    # The neighbour stays replaced: its turn comes with the last release.
+    history, states = back(fleet, replace(TWO, files={**TWO.files, **RECORD}))
     assert history == ["r1"]
     assert "worker_ready(a)" in states
     assert "service_gone(router)" in states
