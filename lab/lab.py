@@ -54,7 +54,7 @@ class Lab:
     @property
     def names(self) -> list[str]:
         """The hosts of the inventory, in order."""
-        return sorted(path.stem for path in self.hosts.glob("*.yml") if path.stem != "fleet")
+        return sorted(path.stem for path in self.hosts.glob("*.y*ml") if path.stem != "fleet")
 
     def twin(self, name: str) -> Twin:
         """Return the handle on a twin. Raises LabError for a name that the inventory does not have."""
@@ -75,12 +75,12 @@ class Lab:
 
         Raises LabError when that is not possible, and the inventory's own error when it does not describe a fleet.
         """
-        inventory.load(self.hosts)
+        fleet = inventory.load(self.hosts)
         with locked(self.dir / "lock"):
             image, images = self._made()
             _forget_vanished()
             self._network()
-            self._write_keys()
+            self._write_keys(fleet)
             self._depot(image, images)
             self._drop(set(self._containers()) - {f"{self.prefix}-{name}" for name in ("depot", *self.names)})
             self._each(self.names, lambda name: self._mend(name, image, images))
@@ -174,13 +174,13 @@ class Lab:
         chosen = self.dir / "subnet"
         return str(ipaddress.ip_network(chosen.read_text().strip())[number]) if chosen.exists() else "0.0.0.0"
 
-    def _write_keys(self) -> None:
+    def _write_keys(self, fleet: inventory.Fleet) -> None:
         self.keys.mkdir(mode=0o700, parents=True, exist_ok=True)
         for name in ("operator", *self.names):
             if not (self.keys / f"{name}.pub").exists():
                 (self.keys / name).unlink(missing_ok=True)
                 run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", name, "-f", self.keys / name])
-        certificate.ensure(self.keys, REGISTRY)
+        certificate.ensure(self.keys, _registries(fleet))
         lines = []
         for name in self.names:
             kind, key, *_ = (self.keys / f"{name}.pub").read_text().split()
@@ -202,13 +202,13 @@ class Lab:
 
     def _depot(self, image: str, images: Store) -> None:
         """Have the registry run beside the twins, under its real name."""
-        name, certified = f"{self.prefix}-depot", self.keys / f"{REGISTRY}.crt"
-        made_from = digest(image, str(images.path), self._address(2), certified)
+        name = f"{self.prefix}-depot"
+        made_from = digest(image, str(images.path), self._address(2), self.keys / "registry.crt")
         asked = ["docker", "inspect", "-f", '{{.State.Running}} {{index .Config.Labels "lodger-lab.made-from"}}', name]
         if run(asked, check=False).stdout.split() == ["true", made_from]:
             return
         self._drop({name} & set(self._containers()))
-        tls = {"certificate": f"/keys/{REGISTRY}.crt", "key": f"/keys/{REGISTRY}.key"}
+        tls = {"certificate": "/keys/registry.crt", "key": "/keys/registry.key"}
         settings = {
             "version": "0.1",
             "log": {"level": "warn"},
@@ -267,15 +267,19 @@ class Lab:
         """Return the files that a twin gets, and the addresses that it knows by name."""
         fleet = inventory.load(self.hosts)
         made = world(fleet, fleet.hosts[name], self.twin(name).machine_id)
+        authority, registries = File((self.keys / "ca.crt").read_text()), _registries(fleet)
         files = {
             **made.files,
             "/etc/twin.json": File(json.dumps(made.spec), 0o600),
-            f"/etc/docker/certs.d/{REGISTRY}/ca.crt": File((self.keys / "ca.crt").read_text()),
+            **{f"/etc/docker/certs.d/{registry}/ca.crt": authority for registry in registries},
             f"/home/{USER}/.ssh/authorized_keys": File((self.keys / "operator.pub").read_text()),
             "/etc/ssh/ssh_host_ed25519_key": File((self.keys / name).read_text(), 0o600),
             "/etc/ssh/ssh_host_ed25519_key.pub": File((self.keys / f"{name}.pub").read_text()),
         }
-        names = {REGISTRY: self._address(2), **{other: self.twin(other).address for other in self.names if other != name}}
+        names = {
+            **dict.fromkeys(registries, self._address(2)),
+            **{other: self.twin(other).address for other in self.names if other != name},
+        }
         return files, names
 
     # The overlay
@@ -283,16 +287,18 @@ class Lab:
     def _write_overlay(self, images: Store) -> None:
         shutil.rmtree(self.overlay, ignore_errors=True)
         shutil.copytree(self.hosts, self.overlay)
-        with _edited(self.overlay / "fleet.yml") as fleet:
+        with _edited(self.overlay, "fleet") as fleet:
             for image in fleet["images"].values():
-                name = f"{image['repository'].removeprefix(REGISTRY + '/')}:{image['tag']}"
+                name = f"{image['repository'].partition('/')[2]}:{image['tag']}"
                 if name in images.digests:
                     image["digest"] = Quoted(images.digests[name])
+                else:
+                    say(f"there is no stand-in for {image['repository']}:{image['tag']}; twins cannot pull it")
             for source in fleet["weights"]["endpoints"]:
                 fleet["weights"]["endpoints"][source] = Quoted(f"http://{self._address(2)}/{source}")
         for name in self.names:
             twin = self.twin(name)
-            with _edited(self.overlay / f"{name}.yml") as host:
+            with _edited(self.overlay, name) as host:
                 host["address"] = twin.address
                 files = {"identity_file": str(twin.identity_file), "known_hosts_file": str(twin.known_hosts_file)}
                 host["ssh"] = {"user": USER, "port": 22, **files}
@@ -300,8 +306,9 @@ class Lab:
 
 
 @contextlib.contextmanager
-def _edited(path: Path) -> Iterator[Any]:
-    """Give the data of a YAML file and write it back, comments and all."""
+def _edited(folder: Path, stem: str) -> Iterator[Any]:
+    """Give the data of an inventory file and write it back, comments and all."""
+    path = next(folder.glob(f"{stem}.y*ml"))
     yaml = YAML()
     yaml.preserve_quotes = True
     yaml.width = 4096
@@ -309,6 +316,11 @@ def _edited(path: Path) -> Iterator[Any]:
     yield data
     with path.open("w") as out:
         yaml.dump(data, out)
+
+
+def _registries(fleet: inventory.Fleet) -> list[str]:
+    """Return the names of the registries that the fleet's images come from; all of them lead to the lab's own."""
+    return sorted({REGISTRY, *(image.repository.partition("/")[0] for image in fleet.images.values())})
 
 
 def _forget_vanished() -> None:

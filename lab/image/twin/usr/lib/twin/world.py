@@ -1,5 +1,5 @@
 #!/usr/bin/python3
-"""Makes a twin's surroundings from /etc/twin.json: `hardware`, `programs`, `neighbours`, in this order at every boot."""
+"""Makes a twin's surroundings from /etc/twin.json: `hardware`, `programs` (not at the first boot), then `neighbours`."""
 
 import json
 import os
@@ -118,12 +118,18 @@ def programs() -> None:
         time.sleep(0.05)
 
 
+def start(command: list[str]) -> None:
+    """Run a command of the first boot; one that wants GPUs after the supervised programs have theirs."""
+    if "--gpus" in command or "compose" in command:
+        programs()
+    subprocess.run(command, check=True)
+
+
 def neighbours() -> None:
     """Start the containers of other people; Docker itself starts them again at later boots. End when they serve."""
     if not SETTLED.exists():
         with ThreadPoolExecutor() as pool:
-            for done in pool.map(lambda argv: subprocess.run(argv, check=False), SPEC["commands"]):
-                done.check_returncode()
+            list(pool.map(start, SPEC["commands"]))
     for container, url in SPEC["awaited"]:
         state = ["docker", "inspect", "-f", "{{.State.Running}}", container]
         end = time.monotonic() + 10
