@@ -124,7 +124,51 @@ class Lab:
         return process
 
 
-class Engine:
+class Client:
+    """Speaks HTTP to a port of this machine."""
+
+    port: int
+
+    def raw(self, request: bytes, timeout: float = 60.0, limit: int | None = None) -> bytes:
+        """Send bytes and return what comes back until the server closes (or `limit` bytes came, then go away)."""
+        with socket.create_connection(("127.0.0.1", self.port), timeout) as connection:
+            connection.sendall(request)
+            answer = bytearray()
+            while limit is None or len(answer) < limit:
+                data = connection.recv(65536)
+                if not data:
+                    break
+                answer += data
+            return bytes(answer)
+
+    def get(self, path: str, headers: str = "") -> tuple[int | None, bytes]:
+        """GET a path; returns (status or None when nobody answers, body)."""
+        try:
+            answer = self.raw(f"GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n{headers}\r\n".encode())
+        except OSError:
+            return None, b""
+        head, _, body = answer.partition(b"\r\n\r\n")
+        return (int(head.split(b" ")[1]) if head else None), body
+
+    def json(self, path: str) -> Any:
+        """GET a path and read its JSON."""
+        status, body = self.get(path)
+        assert status == 200, (status, body)
+        return json.loads(body)
+
+    def post(self, path: str, body: Any, headers: str = "") -> tuple[int, Any]:
+        """POST JSON; returns (status, parsed body or text)."""
+        payload = json.dumps(body).encode()
+        head = f"POST {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Type: application/json\r\n{headers}"
+        answer = self.raw(f"{head}Content-Length: {len(payload)}\r\n\r\n".encode() + payload)
+        start, _, content = answer.partition(b"\r\n\r\n")
+        try:
+            return int(start.split(b" ")[1]), json.loads(content)
+        except ValueError:
+            return int(start.split(b" ")[1]), content.decode(errors="replace")
+
+
+class Engine(Client):
     """One running server."""
 
     def __init__(self, lab: Lab, options: str, port: int, env: dict[str, str]):
@@ -188,44 +232,6 @@ class Engine:
             return []
 
     # --- talking to it
-
-    def raw(self, request: bytes, timeout: float = 60.0, limit: int | None = None) -> bytes:
-        """Send bytes and return what comes back until the server closes (or `limit` bytes came, then go away)."""
-        with socket.create_connection(("127.0.0.1", self.port), timeout) as connection:
-            connection.sendall(request)
-            answer = bytearray()
-            while limit is None or len(answer) < limit:
-                data = connection.recv(65536)
-                if not data:
-                    break
-                answer += data
-            return bytes(answer)
-
-    def get(self, path: str, headers: str = "") -> tuple[int | None, bytes]:
-        """GET a path; returns (status or None when nobody answers, body)."""
-        try:
-            answer = self.raw(f"GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n{headers}\r\n".encode())
-        except OSError:
-            return None, b""
-        head, _, body = answer.partition(b"\r\n\r\n")
-        return (int(head.split(b" ")[1]) if head else None), body
-
-    def json(self, path: str) -> Any:
-        """GET a path and read its JSON."""
-        status, body = self.get(path)
-        assert status == 200, (status, body)
-        return json.loads(body)
-
-    def post(self, path: str, body: Any, headers: str = "") -> tuple[int, Any]:
-        """POST JSON; returns (status, parsed body or text)."""
-        payload = json.dumps(body).encode()
-        head = f"POST {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Type: application/json\r\n{headers}"
-        answer = self.raw(f"{head}Content-Length: {len(payload)}\r\n\r\n".encode() + payload)
-        start, _, content = answer.partition(b"\r\n\r\n")
-        try:
-            return int(start.split(b" ")[1]), json.loads(content)
-        except ValueError:
-            return int(start.split(b" ")[1]), content.decode(errors="replace")
 
     def chat(self, text: str, **more: Any) -> Any:
         """Ask, thinking off unless told otherwise; returns the parsed answer."""

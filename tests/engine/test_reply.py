@@ -135,8 +135,8 @@ CALL = Answer("thought", "", [("get_weather", {"city": "Paris", "days": 2})])
 def test_parsed_the_call_leaves_the_content() -> None:
     pieces = pieces_of(CALL, True, Parsing(reasoning=True, calls=True))
     done = script(pieces, Limits(1000, eos=9))
-    assert done.shown(len(pieces), "content") == ""
-    assert done.shown(len(pieces), "reasoning") == "thought"
+    assert done.shown("content") == ""
+    assert done.shown("reasoning") == "thought"
     calls = calls_of(pieces)
     assert calls is not None
     assert json.loads(calls[0]["function"]["arguments"]) == {"city": "Paris", "days": 2}
@@ -145,7 +145,7 @@ def test_parsed_the_call_leaves_the_content() -> None:
 
 def test_unparsed_everything_stays_in_the_content() -> None:
     pieces = pieces_of(CALL, True, Parsing(reasoning=False, calls=False))
-    shown = script(pieces, Limits(1000)).shown(len(pieces), "content")
+    shown = script(pieces, Limits(1000)).shown("content")
     assert shown.startswith(
         "<think>\nthought\n</think>\n\n<tool_call>\n<function=get_weather>\n<parameter=city>\nParis\n</parameter>"
     )
@@ -162,8 +162,8 @@ def test_a_forced_call_is_json_whatever_parser_is_set() -> None:
 def test_thinking_that_is_cut_off_leaves_no_content() -> None:
     pieces = pieces_of(Answer("a long thought about it", "the reply"), True, Parsing(True, True))
     done = script(pieces, Limits(4))
-    assert (done.finish, done.tokens, done.shown(4, "content")) == ("length", 4, "")
-    assert done.shown(4, "reasoning")
+    assert (done.finish, done.tokens, done.shown("content")) == ("length", 4, "")
+    assert done.shown("reasoning")
 
 
 @given(st.integers(0, 60))
@@ -178,7 +178,7 @@ def test_max_tokens_is_honoured(limit: int) -> None:
 def test_a_stop_string_ends_the_reply_before_itself() -> None:
     pieces = pieces_of(Answer("", "one two three four"), False, Parsing(True, True))
     done = script(pieces, Limits(100, stops=("o thr",)))
-    assert done.shown(len(done.pieces), "content") == "one tw"
+    assert done.shown("content") == "one tw"
     assert (done.finish, done.matched) == ("stop", "o thr")
 
 
@@ -186,6 +186,8 @@ def test_ignoring_the_end_fills_up_to_the_limit() -> None:
     pieces = pieces_of(Answer("", "short"), False, Parsing(True, True))
     done = script(pieces, Limits(500, ignore_eos=True))
     assert (done.tokens, done.finish) == (500, "length")
+    assert len(done.between(0, 500)) == 500
+    assert "".join(piece.text for piece in done.between(100, 200)) in done.shown("content")
 
 
 def test_switching_thinking_off_adds_to_the_same_prompt() -> None:

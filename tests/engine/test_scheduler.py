@@ -16,7 +16,7 @@ HYBRID = Settings(tokens=279_487, running=7, slots=39, resident=3, hybrid=True, 
 
 
 def request(rid: str, prompt: list[int], output: int = 8, accept: float = 2.3) -> Request:
-    return Request(rid, tokens(prompt), tokens([7] * output), accept=accept)
+    return Request(rid, tokens(prompt), tokens([7] * output), output, accept=accept)
 
 
 def drain(scheduler: Scheduler) -> list[Step]:
@@ -131,7 +131,7 @@ def test_a_small_pool_retracts_rather_than_overcommits() -> None:
 def test_a_health_probe_is_one_token_and_not_cached() -> None:
     scheduler = Scheduler(HYBRID, Pace())
     for _ in range(2):
-        scheduler.submit(Request("HEALTH_CHECK_1", tokens([0]), tokens([0]), health=True))
+        scheduler.submit(Request("HEALTH_CHECK_1", tokens([0]), tokens([0]), 1, health=True))
         assert logged(drain(scheduler), "Prefill") == [(1, 0)]
     assert scheduler.cache.size == 0
 

@@ -145,12 +145,11 @@ class Answers:
         """Run one choice to its end; returns it, its tokens, the cached tokens of the prompt."""
         async for _ in turn.steps():
             pass
-        pieces = turn.script.pieces
-        calls = chat.calls_of(pieces)
-        reasoning = turn.script.shown(len(pieces), "reasoning")
+        calls = chat.calls_of(turn.script.pieces)
+        reasoning = turn.script.shown("reasoning")
         message = {
             "role": "assistant",
-            "content": turn.script.shown(len(pieces), "content"),
+            "content": turn.script.shown("content"),
             "reasoning_content": reasoning or None,
             "tool_calls": calls,
         }
@@ -174,7 +173,7 @@ class Answers:
             async for before, after in turn.steps():
                 if before == 0:
                     yield event({"reasoning_content": None, "role": "assistant", "content": ""})
-                pieces = turn.script.pieces[before:after]
+                pieces = turn.script.between(before, after)
                 for kind in ("reasoning", "content"):
                     shown = "".join(piece.text for piece in pieces if piece.kind == kind)
                     if shown:
@@ -232,7 +231,7 @@ class Answers:
 
         async def events() -> AsyncIterator[bytes]:
             async for before, after in turn.steps():
-                shown = "".join(piece.text for piece in script.pieces[before:after])
+                shown = "".join(piece.text for piece in script.between(before, after))
                 last = after >= script.tokens
                 entry = choice(shown, script.finish if last else None, script.matched if last else None)
                 yield self._event({**head, "created": int(time.time()), "model": name, "choices": [entry]})
@@ -245,7 +244,7 @@ class Answers:
             return Stream(events(), list(SSE))
         async for _ in turn.steps():
             pass
-        shown = "".join(piece.text for piece in script.pieces)
+        shown = script.shown("content")
         return json_response(
             {
                 **head,
@@ -273,7 +272,7 @@ class Answers:
             finish: dict[str, Any] = {"type": script.finish}
             finish |= {"length": count} if script.finish == "length" else {"matched": script.matched}
             return {
-                "text": "".join(piece.text for piece in script.pieces[:count]),
+                "text": "".join(piece.text for piece in script.between(0, count)),
                 "output_ids": list(script.output(self.engine.model.vocab, self.engine.model.eos))[:count],
                 "meta_info": {
                     "id": body.get("rid") or uuid.uuid4().hex,
@@ -339,7 +338,7 @@ class Turn:
         began = last = time.monotonic()
         sent = unseen = 0
         state: Running | None = None
-        async for state, count, _ in self.engine.generate(self.prompt, output):
+        async for state, count, _ in self.engine.generate(self.prompt, output, self.script.tokens):
             now = time.monotonic()
             self.cached, self.queued = state.cached, state.queued
             if sent == 0:

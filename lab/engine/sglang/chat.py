@@ -6,6 +6,7 @@ import json
 import uuid
 from array import array
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 from . import text
@@ -29,25 +30,43 @@ class Piece:
     events: list[dict[str, Any]] = field(default_factory=list)
 
 
+@lru_cache(maxsize=1)
+def _filler() -> tuple[Piece, ...]:
+    """Return what is said over and over by an answer that may not end; shared, for it may be long."""
+    return tuple(_plain_pieces(" " + long_text(0, 100), "content"))
+
+
 @dataclass
 class Script:
-    """The whole answer before the first token is sent: pieces, why it ends, what ended it."""
+    """The whole answer before the first token is sent: pieces, why it ends, what ended it.
+
+    `tokens` is what usage counts: the end token counts although it has no text, and an answer that was told to ignore its end
+    goes on with filler.
+    """
 
     pieces: list[Piece]
     finish: str
     matched: int | str | None
-    tokens: int  # as counted in usage: the end token counts, although it has no text
+    tokens: int
+    endless: bool = False
+
+    def between(self, before: int, after: int) -> list[Piece]:
+        """Return the pieces of a range of tokens."""
+        found = self.pieces[before:after]
+        filler = _filler() if self.endless else ()
+        rest = range(max(before, len(self.pieces)) - len(self.pieces), after - len(self.pieces)) if filler else ()
+        return found + [filler[at % len(filler)] for at in rest]
 
     def output(self, vocabulary: int, eos: int) -> array[int]:
-        """Return the token numbers of the answer."""
+        """Return the token numbers of the answer, without the filler."""
         numbers = text.encode([piece.text for piece in self.pieces], vocabulary)
         if self.tokens > len(self.pieces):
             numbers.append(eos)
         return numbers
 
-    def shown(self, count: int, kind: str) -> str:
-        """Return the text of one kind among the first `count` tokens."""
-        return "".join(piece.text for piece in self.pieces[:count] if piece.kind == kind)
+    def shown(self, kind: str) -> str:
+        """Return the answer's whole text of one kind."""
+        return "".join(piece.text for piece in self.between(0, self.tokens) if piece.kind == kind)
 
 
 def prompt(messages: list[dict[str, Any]], tools: list[dict[str, Any]], thinking: bool, pictures: int) -> list[str]:
@@ -159,20 +178,18 @@ class Limits:
 
 def script(pieces: list[Piece], limits: Limits) -> Script:
     """Cut an answer to its limits, and say why it ends."""
-    if limits.ignore_eos and len(pieces) < limits.tokens:
-        filler = _plain_pieces(" " + long_text(len(pieces), (limits.tokens - len(pieces)) // 10 + 1), "content")
-        while len(pieces) + len(filler) < limits.tokens:
-            filler += _plain_pieces(" " + long_text(len(filler), 50), "content")
-        pieces = pieces + filler
-    stop = _first_stop(pieces, limits.stops)
+    endless = limits.ignore_eos and len(pieces) < limits.tokens
+    stop = _first_stop([*pieces, *_filler()] if endless else pieces, limits.stops)
     if stop is not None and stop[0] < limits.tokens:
         index, at, word = stop
         cut, start = [], 0
-        for piece in pieces[: index + 1]:
+        for piece in [*pieces, *_filler()][: index + 1]:
             cut.append(Piece(piece.text[: max(at - start, 0)], piece.kind, piece.events))
             start += len(piece.text)
         return Script(cut, "stop", word, len(cut))
-    if len(pieces) + 1 > limits.tokens or limits.ignore_eos:
+    if endless:
+        return Script(pieces, "length", None, limits.tokens, endless=True)
+    if len(pieces) + 1 > limits.tokens:
         cut = pieces[: limits.tokens]
         return Script(cut, "length", None, len(cut))
     called = any(piece.kind == "call" for piece in pieces)

@@ -108,14 +108,17 @@ class Engine:
         await self._send({"op": operation})
         return await future
 
-    async def generate(self, prompt: array[int], output: array[int], rid: str = "") -> AsyncIterator[tuple[Running, int, bool]]:
-        """Run a request; yields it, how many tokens just came, and whether that was all. Raises Refused."""
+    async def generate(
+        self, prompt: array[int], output: array[int], total: int, rid: str = ""
+    ) -> AsyncIterator[tuple[Running, int, bool]]:
+        """Run a request of `total` tokens; yields it, how many came just now, and whether that was all. Raises Refused."""
         rid = rid or uuid.uuid4().hex
         state = self.running[rid] = Running(len(prompt), time.monotonic())
         done = False
         try:
             health = rid.startswith(HEALTH_RID)
-            await self._send({"op": "submit", "rid": rid, "prompt": len(prompt), "health": health}, prompt + output)
+            sizes = {"prompt": len(prompt), "total": total}
+            await self._send({"op": "submit", "rid": rid, "health": health, **sizes}, prompt + output)
             while not done:
                 item = await state.counts.get()
                 if isinstance(item, str):
@@ -156,7 +159,7 @@ class Engine:
 
     async def _one_token(self) -> None:
         try:
-            async for _ in self.generate(array("I", [0]), array("I", [0]), f"{HEALTH_RID}_{uuid.uuid4().hex}"):
+            async for _ in self.generate(array("I", [0]), array("I", [0]), 1, f"{HEALTH_RID}_{uuid.uuid4().hex}"):
                 pass
         except Refused:
             pass  # something runs: its own tokens show that the scheduler lives

@@ -42,11 +42,15 @@ class Settings:
 
 @dataclass(eq=False)
 class Request:
-    """One sequence: its prompt, the tokens it will answer with, and how far it is."""
+    """One sequence: its prompt, the tokens it will answer with, and how far it is.
+
+    `total` says how many tokens it answers with; beyond `output` they repeat it.
+    """
 
     rid: str
     prompt: array[int]
     output: array[int]
+    total: int
     accept: float = 1.0
     health: bool = False
     arrived: float = 0.0
@@ -58,6 +62,13 @@ class Request:
     sent: int = 0
     credit: float = 0.0
     chunks: int = 0
+
+    def answered(self, count: int) -> array[int]:
+        """Return the first `count` tokens of the answer."""
+        if count <= len(self.output):
+            return self.output[:count]
+        times = count // len(self.output) + 1
+        return (self.output * times)[:count]
 
     @property
     def length(self) -> int:
@@ -178,7 +189,7 @@ class Scheduler:
 
     def _leave(self, request: Request) -> None:
         """End a request's stay: its tokens become cache, its lock goes."""
-        sequence = request.prompt[: request.done] + request.output[: max(request.sent - 1, 0)]
+        sequence = request.prompt[: request.done] + request.answered(max(request.sent - 1, 0))
         states = []
         if self.settings.hybrid and self.settings.aligned_states:
             tracked = len(sequence) // TRACK_INTERVAL * TRACK_INTERVAL
@@ -232,7 +243,7 @@ class Scheduler:
         node, cached, reach = self.cache.match(request.prompt) if not request.health else (self.cache.root, 0, 0)
         self.cache.lock(node)
         wanted = len(request.prompt) - cached + sum(taken)
-        ahead = min(len(request.output), 4096) if self.running else 0
+        ahead = min(request.total, 4096) if self.running else 0
         chunk_wise = min(wanted, self.settings.chunk) if not self.running else wanted + ahead
         if not self._make_room(min(chunk_wise, self.settings.tokens)) and (self.running or taken):
             self.cache.unlock(node)
@@ -316,11 +327,11 @@ class Scheduler:
         return step
 
     def _emit(self, request: Request, count: int, step: Step) -> None:
-        count = min(count, len(request.output) - request.sent)
+        count = min(count, request.total - request.sent)
         request.sent += count
         self._generated += count
         self.counters["decode"] += count
-        finished = request.sent >= len(request.output)
+        finished = request.sent >= request.total
         step.emitted.append((request.rid, count, finished))
         if finished:
             self._leave(request)
@@ -331,8 +342,8 @@ class Scheduler:
         gained = victim.own
         done = victim.sent
         self._leave(victim)
-        victim.prompt = victim.prompt + victim.output[:done]
-        victim.output = victim.output[done:]
+        victim.prompt = victim.prompt + victim.answered(done)
+        victim.output, victim.total = victim.output[done % max(len(victim.output), 1) :], victim.total - done
         victim.node, victim.cached, victim.done, victim.sent, victim.chunks = None, 0, 0, 0, 1
         self.waiting.insert(0, victim)
         self.counters["retracted"] += 1

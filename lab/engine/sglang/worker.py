@@ -377,6 +377,7 @@ class Worker:
                 rid=message["rid"],
                 prompt=prompt,
                 output=tokens[message["prompt"] :],
+                total=message["total"],
                 accept=pace.accept_length(self.setup.seed, prompt.tobytes(), dead) if self.setup.draft else 1.0,
                 health=message["health"],
             )
