@@ -9,6 +9,8 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 from lab.run import MACHINE, LabError, locked, run, say, wait_until
@@ -47,18 +49,37 @@ DAEMON = [
 def ensure() -> None:
     """Make the machine ready for twins; silent when it is.
 
-    Raises LabError when it cannot be made ready: not root, no apt, or the daemon does not come up.
+    Raises LabError when it cannot be made ready: not Linux, not root, no apt, or the daemon does not come up.
     """
+    if sys.platform != "linux":
+        raise LabError(
+            "there is no lab on this machine: twins are Linux machines in containers that share its kernel",
+            "run the lab on a Linux machine; every other task works from here",
+        )
     if os.geteuid() != 0:
         raise LabError("the lab makes file systems and containers, which takes root on this machine", "run it as root")
-    missing = sorted({package for program, package in NEEDED.items() if not shutil.which(program)})
-    if missing:
-        _install(missing)
+    install(NEEDED)
     if _aim():
         return
     with locked(MACHINE / "dockerd.lock"):
         if not _answers():
             _start_daemon()
+
+
+def install(needed: Mapping[str, str]) -> None:
+    """Install what is missing of ``needed`` (program -> the Debian package that brings it); silent when nothing is.
+
+    Raises LabError, naming the packages, where that takes another package manager or root.
+    """
+    missing = sorted({package for program, package in needed.items() if not shutil.which(program)})
+    if not missing:
+        return
+    if not shutil.which("apt-get") or os.geteuid() != 0:
+        raise LabError(f"these Debian packages or their like are missing: {', '.join(missing)}", "install them first")
+    say(f"installing {', '.join(missing)} with apt")
+    quiet = {"DEBIAN_FRONTEND": "noninteractive"}
+    run(["apt-get", "update", "-q"], check=False, env=quiet)
+    run(["apt-get", "install", "-qy", "--no-install-recommends", *missing], env=quiet)
 
 
 def docker_runs() -> bool:
@@ -125,12 +146,3 @@ def _start_daemon() -> None:
     if daemon.poll() is not None:
         last = LOG.read_text(errors="replace").strip().splitlines()[-1:]
         raise LabError(f"dockerd did not start: {' '.join(last)}", f"its log is {LOG}")
-
-
-def _install(packages: list[str]) -> None:
-    if not shutil.which("apt-get"):
-        raise LabError(f"the lab needs these Debian packages or their like: {', '.join(packages)}", "install them first")
-    say(f"installing {', '.join(packages)} with apt")
-    quiet = {"DEBIAN_FRONTEND": "noninteractive"}
-    run(["apt-get", "update", "-q"], check=False, env=quiet)
-    run(["apt-get", "install", "-qy", "--no-install-recommends", *packages], env=quiet)

@@ -7,6 +7,7 @@ import json
 import os
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from invoke.collection import Collection
@@ -23,11 +24,11 @@ def _lab() -> Iterator[Lab]:
     """Give the lab of this checkout; end with one sentence, a hint and an exit code when it cannot do what is asked."""
     # Late, so that listing the tasks stays fast.
     from lab.lab import Lab  # noqa: PLC0415
-    from lab.run import LabError  # noqa: PLC0415
+    from lab.run import CHECKOUT, LabError  # noqa: PLC0415
     from lodger.errors import LodgerError  # noqa: PLC0415
 
     try:
-        yield Lab()
+        yield Lab(Path(os.environ.get("LODGER_CHECKOUT") or CHECKOUT))
     except (LabError, LodgerError) as error:
         hint = f"\n  hint: {error.hint}" if error.hint else ""
         raise Exit(f"lab: {error}{hint}", code=getattr(error, "exit_code", 1)) from error

@@ -1,11 +1,13 @@
-"""What git says of this checkout: its revision, and whether it contains another."""
+"""The checkout that a run works on, and what git says of it: its revision, and whether it contains another."""
 
 from __future__ import annotations
 
+import os
 import subprocess
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
+# An installed Lodger keeps its code elsewhere: there the variable names the folder with hosts/, journal/ and the history.
+ROOT = Path(os.environ.get("LODGER_CHECKOUT") or Path(__file__).parent.parent).resolve()
 UNKNOWN = "unknown"
 _DIRTY = "-dirty"
 

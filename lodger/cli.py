@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 from invoke.exceptions import Exit, ParseError
 from invoke.program import Program
 
+from lodger import checkout
 from lodger.errors import LodgerError, UsageError, worst
 
 if TYPE_CHECKING:
@@ -81,7 +82,7 @@ def inventory(hosts_dir: str | None) -> Fleet:
     """Return the fleet of ``--hosts-dir``, else of LODGER_HOSTS, else of ``hosts/``."""
     from lodger.inventory import load  # noqa: PLC0415  pydantic takes its time, and --list does without
 
-    return load(Path(hosts_dir or os.environ.get("LODGER_HOSTS") or ROOT / "hosts"))
+    return load(Path(hosts_dir or os.environ.get("LODGER_HOSTS") or checkout.ROOT / "hosts"))
 
 
 def chosen(fleet: Fleet, host: str | None) -> list[Host]:
