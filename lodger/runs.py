@@ -23,7 +23,7 @@ from lodger.report import Terminal
 from lodger.states.base import Step
 from lodger.transport import Ssh
 
-JOURNALS = Path(os.environ.get("LODGER_JOURNAL") or cli.ROOT / "journal")
+JOURNALS = Path(os.environ.get("LODGER_JOURNAL") or checkout.ROOT / "journal")
 
 
 class _Report(Terminal):
