@@ -34,6 +34,7 @@ from lodger.gate import Gates
 from lodger.states.base import Blocker, Check, NoUndo, State, Step
 
 _POLL = 2.0  # seconds between two readings while a state comes true
+_SETTLE = 1200.0  # seconds that a command of an earlier run may still take (the longest stop of a worker is 930)
 _ATTEMPTS = 3  # how often a state is acted on again after a lost connection
 
 
@@ -256,6 +257,9 @@ class Engine:
                 self._release()
 
     def _locked(self, plan: Plan, read: Facts, outcome: Outcome) -> None:
+        if read[facts.BUSY]:
+            self._settle()
+            read = self._fresh([facts.MACHINE, facts.LEDGER, *plan.first])
         ledger = Ledger.load(read[facts.LEDGER])
         read, steps, params = self._build(plan, read, ledger)
         before = Facts.load(ledger.before, plan.host) if ledger is not None else read
@@ -329,7 +333,7 @@ class Engine:
 
     def _open(self, plan: Plan) -> Facts:
         """Check that this is the machine, take the lock, and read everything, in one round trip."""
-        wanted: list[Fact[Any]] = [facts.MACHINE, lock.attempt(self.me), facts.LEDGER, *plan.first]
+        wanted: list[Fact[Any]] = [facts.MACHINE, lock.attempt(self.me), facts.BUSY, facts.LEDGER, *plan.first]
         # On any other machine, or one that nobody named, nothing is written, not even the lock.
         only_look = f"{facts.script([facts.MACHINE])}\nexit 0"
         guard = f'if [ "$(cat /etc/machine-id)" != {quote([self.machine_id or "unknown"])} ]; then\n{only_look}\nfi\n'
@@ -462,6 +466,24 @@ class Engine:
     def _fresh(self, wanted: Sequence[Fact[Any]]) -> Facts:
         return self._patiently(lambda: self._read(wanted))
 
+    def _reconnect(self) -> None:
+        """Connect again, and let what the lost connection left running come to its end: only then are facts facts."""
+        self.connection.reconnect()
+        self._settle()
+
+    def _settle(self) -> None:
+        """Wait until no command of a lost connection, or of a run that died, is at work on the host."""
+        end = time.monotonic() + _SETTLE
+        while busy := self._read([facts.BUSY])[facts.BUSY]:
+            if time.monotonic() > end:
+                raise StateFailed(
+                    "a command of an earlier run does not end",
+                    cause=busy[0].strip()[:160],
+                    hint="look at it on the host; end it if it hangs, then run this again",
+                )
+            self.report.progress(self.connection.host, f"an earlier command is still at work: {busy[0].strip()[:80]}")
+            time.sleep(self.poll)
+
     def _patiently(self, action: Callable[[], Facts]) -> Facts:
         """Return what ``action`` reads, connecting again where the connection was lost."""
         for _ in range(_ATTEMPTS):
@@ -470,7 +492,7 @@ class Engine:
             except ConnectionLost as error:
                 self.log.write("connection lost", cause=str(error))
                 self.report.note(self.connection.host, "the connection was lost; connecting again")
-                self.connection.reconnect()
+                self._reconnect()
         return action()
 
     def _build(self, plan: Plan, read: Facts, ledger: Ledger | None) -> tuple[Facts, list[Step], Mapping[str, Any]]:
@@ -515,7 +537,7 @@ class Engine:
             except ConnectionLost as error:
                 self.log.write("connection lost", state=state.name, cause=str(error))
                 self.report.note(run.plan.host, f"the connection was lost during {state.name}; connecting again")
-                self.connection.reconnect()
+                self._reconnect()
                 read = self._fresh(state.facts)
                 if not state.missing(read):
                     break
@@ -652,7 +674,7 @@ class Engine:
             try:
                 return self.connection.run(command)
             except ConnectionLost:
-                self.connection.reconnect()
+                self._reconnect()
         return self.connection.run(command)
 
     def _await_undone(self, run: _Progress, state: State) -> None:

@@ -199,6 +199,12 @@ class Container:
         return self.status == "running"
 
 
+def _restart_policy(policy: Mapping[str, Any]) -> str:
+    """Return a policy as `docker update --restart` takes it: ``on-failure:3`` has its number."""
+    name, most = policy["Name"] or "no", policy.get("MaximumRetryCount", 0)
+    return f"{name}:{most}" if most else name
+
+
 def _containers(text: str) -> dict[str, Container]:
     found: dict[str, Container] = {}
     for line in text.split("\n"):  # JSON leaves in place some characters at which splitlines() splits
@@ -211,7 +217,7 @@ def _containers(text: str) -> dict[str, Container]:
             name=name.lstrip("/"),
             image=image,
             status=status,
-            restart_policy=policy,
+            restart_policy=_restart_policy(policy),
             restart_count=int(count),
             started=started,
             pid=int(pid),
@@ -228,7 +234,7 @@ _INSPECTED = (
         "Name",
         "Config.Image",
         "State.Status",
-        "HostConfig.RestartPolicy.Name",
+        "HostConfig.RestartPolicy",
         "RestartCount",
         "State.StartedAt",
         "State.Pid",
@@ -622,6 +628,16 @@ echo @files
         r"-o -path '/var/lib/lodger/unfinished.json*' -o -path '/var/lib/lodger/lock*' \) -prune -o"
     ),
     _deployed,
+)
+
+# A command goes on when its connection or its controller is gone; the transport marks each in its environment.
+BUSY = Fact(
+    "busy",
+    """for file in $(grep -lzsE '^LODGER_COMMAND=' /proc/[0-9]*/environ); do
+    mark=$(tr '\\0' '\\n' < "$file" 2>/dev/null | sed -n 's/^LODGER_COMMAND=//p')
+    [ -z "$mark" ] || [ "$mark" = "$LODGER_COMMAND" ] || tr '\\0\\n' '  ' < "${file%environ}cmdline" | cut -c1-200
+done""",
+    lambda text: [line for line in text.split("\n") if line.strip()],
 )
 
 LEDGER = Fact("ledger", "cat /var/lib/lodger/unfinished.json 2>/dev/null || true", lambda text: text.strip())

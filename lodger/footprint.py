@@ -100,7 +100,7 @@ def of(read: Facts, host: str) -> Footprint:
         if container.labels.get("io.lodger.host") != host:
             policy = container.restart_policy or "no"
             how = f"{container.status}, {container.id[:12]}, started {container.started}, restart policy {policy}"
-            things["container", container.name] = Thing(how, container.status in {"running", "restarting", "paused"})
+            things["container", container.name] = Thing(how, container.status in {"running", "paused"})
     for unit in read[facts.UNITS].values():
         if _is_service(unit):
             how = f"{unit.active} ({unit.sub}), {unit.file_state or 'no unit file'}, pid {unit.main_pid}"

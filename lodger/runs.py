@@ -13,7 +13,7 @@ from typing import Any
 from lodger import checkout, cli, facts
 from lodger.command import Transport
 from lodger.engine import Engine, Mark, Outcome, Plan, StateOutcome
-from lodger.errors import LodgerError, Refused, StateFailed
+from lodger.errors import LodgerError, Refused, StateFailed, UsageError
 from lodger.facts import Facts
 from lodger.gate import Gates
 from lodger.inventory import Fleet, Host
@@ -161,12 +161,7 @@ def look(host: Host, plan: Callable[[Host], Plan]) -> Look:
 
 
 def _commands(step: Step, read: Facts, missing: str) -> list[str]:
-    return [_short(str(action)) for action in step.state.act(read)] if missing else []
-
-
-def _short(command: str) -> str:
-    line = " ".join(command.split())
-    return line if len(line) <= 200 else line[:197] + "..."
+    return [str(action) for action in step.state.act(read)] if missing else []
 
 
 class _NoLog:
@@ -239,8 +234,15 @@ def witnesses_of(fleet: Fleet, host: Host) -> Outcome:
 def workers_of(fleet: Fleet, host: Host, only: str | None) -> Outcome:
     """Return the workers that a smoke would check, without checking them."""
     del fleet
-    names = [f"worker-{name}" for name in host.workers if only in {None, name}]
+    names = [f"worker-{name}" for name in _workers(host, only)]
     return Outcome(host.name, "smoke", states=[StateOutcome(name, Mark.SATISFIED) for name in names])
+
+
+def _workers(host: Host, only: str | None) -> list[str]:
+    """Return the workers to look at; raise UsageError for one that the host does not have."""
+    if only is not None and only not in host.workers:
+        raise UsageError(f"{host.name} has no worker {only}", hint=f"it has: {', '.join(host.workers) or 'none'}")
+    return list(host.workers) if only is None else [only]
 
 
 def write_release(fleet: Fleet, host: Host, folder: Path) -> Outcome:
@@ -265,14 +267,14 @@ def smoke(fleet: Fleet, host: Host, only: str | None) -> Outcome:
     """Return what the smoke checks of each worker of ``host``, or of the worker ``only``, came to."""
     from lodger import operate  # noqa: PLC0415  it needs the states, which a verify does not
 
+    _workers(host, only)
+
     def act(connection: Ssh, outcome: Outcome) -> None:
         report = _Report()
         expected = operate.expectations(fleet, host)
-        names = [f"worker-{only}"] if only else list(expected)
+        names = [f"worker-{name}" for name in _workers(host, only)]
         failure: LodgerError | None = None
         for name in names:
-            if name not in expected:
-                raise Refused(f"there is no worker {only} on this host", hint=f"there is: {', '.join(host.workers)}")
             start = time.monotonic()
             try:
                 serving = operate.serving(connection, host, name)

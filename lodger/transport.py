@@ -240,7 +240,8 @@ class Ssh:
         nonce = f"lodger-{uuid.uuid4().hex}"
         # Whatever a login shell prints comes before the mark and is thrown away.
         script = f"{_PREAMBLE}; echo {nonce}; echo {nonce} >&2\n{command.script}"
-        argv = ["sh", "-c", script]
+        # The mark by which a later connection finds a command whose end nobody saw (facts.BUSY).
+        argv = ["env", f"LODGER_COMMAND={nonce}", "sh", "-c", script]
         if command.sudo:
             argv = ["sudo", "-n", "--", *argv]
         line = quote(["env", "LC_ALL=C", *argv])

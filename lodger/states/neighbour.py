@@ -9,6 +9,7 @@ from typing import Any
 
 from lodger import facts, paths
 from lodger.command import Command, run
+from lodger.errors import Refused
 from lodger.facts import Fact, Facts
 from lodger.footprint import Owner
 from lodger.states.base import Blocker, NoUndo, State
@@ -206,6 +207,10 @@ def recorded(deployed: facts.Deployed) -> list[Standing]:
     found = []
     for path in sorted(deployed.files):
         if path.startswith(prefix) and path.endswith(".json"):
-            data = json.loads(deployed.files[path].content)
-            found.append(Standing(**{**data, "running": tuple(data["running"])}))
+            try:
+                data = json.loads(deployed.files[path].content)
+                found.append(Standing(**{**data, "running": tuple(data["running"])}))
+            except (ValueError, TypeError, KeyError) as error:
+                hint = "write it again as it was, or bring the neighbour back by hand and delete it"
+                raise Refused(f"{path} is not the record of a neighbour", cause=str(error), hint=hint) from error
     return found

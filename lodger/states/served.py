@@ -47,7 +47,10 @@ class Smoked(State):
 
         note = json.dumps({"container": serving.container, "config": serving.config}) + "\n"
         record = paths.write(f"{paths.VAR}/{self._record}", note, why="record that this container passed")
-        return [Check(f"smoke of {self._service.name} at {serving.address}:{serving.port}", look), record]
+        # The address is that of the container that will run then, which no dry run can know.
+        form = "{{range .NetworkSettings.Networks}}{{.IPAddress}}{{end}}"
+        address = f"$(docker inspect -f '{form}' {self._service.container})"
+        return [Check(f"smoke of {self._service.name} at http://{address}:{self._service.port}", look), record]
 
     def evidence(self, read: Facts) -> str:
         """Return the engine's last log lines, where its health is gone."""

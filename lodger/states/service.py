@@ -144,7 +144,7 @@ class ServiceInstalled(_Service):
         if installed is not None and f"{MARK}{self.host}" not in installed.splitlines():
             cause = f"{paths.UNITS}/{self.service.unit} has no line `{MARK}{self.host}`"
             found.append(Blocker(f"a unit named {self.service.unit} is not ours", cause, "rename it, or ask its owner to"))
-        elif installed is None and unit is not None and unit.fragment:
+        elif unit is not None and unit.fragment not in {"", f"{paths.UNITS}/{self.service.unit}"}:
             found.append(
                 Blocker(
                     f"a unit named {self.service.unit} is not ours",

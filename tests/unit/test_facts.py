@@ -155,7 +155,22 @@ def test_containers() -> None:
 
 
 def test_container_on_the_hosts_network_is_asked_at_the_loopback() -> None:
-    line = json.dumps(["a" * 64, "/x", "i", "running", "no", 0, "t", 5, None, {"host": {"IPAddress": ""}}, "host", None])
+    line = json.dumps(
+        [
+            "a" * 64,
+            "/x",
+            "i",
+            "running",
+            {"Name": "no", "MaximumRetryCount": 0},
+            0,
+            "t",
+            5,
+            None,
+            {"host": {"IPAddress": ""}},
+            "host",
+            None,
+        ]
+    )
     found = Facts({"containers": (0, f"WARNING: something\n{line}\n")})[facts.CONTAINERS]["x"]
     assert (found.address, found.labels, found.published) == ("127.0.0.1", {}, ())
 
@@ -163,14 +178,30 @@ def test_container_on_the_hosts_network_is_asked_at_the_loopback() -> None:
 def test_container_with_two_networks_and_a_port_bound_twice() -> None:
     networks = {"none": {"IPAddress": ""}, "app": {"IPAddress": "172.19.0.2"}}
     ports = {"80/tcp": [{"HostPort": "8080"}, {"HostPort": "8080"}], "90/tcp": None}
-    line = json.dumps(["a" * 64, "/x", "i", "running", "no", 0, "t", 5, {}, networks, "bridge", ports])
+    line = json.dumps(
+        ["a" * 64, "/x", "i", "running", {"Name": "no", "MaximumRetryCount": 0}, 0, "t", 5, {}, networks, "bridge", ports]
+    )
     found = Facts({"containers": (0, line)})[facts.CONTAINERS]["x"]
     assert (found.address, found.published) == ("172.19.0.2", (8080,))
 
 
 def test_label_with_a_character_that_ends_a_line_elsewhere() -> None:
     line = json.dumps(
-        ["a" * 64, "/x", "i", "running", "no", 0, "t", 5, {"k": "a\u0085b\u2028c"}, {}, "bridge", {}], ensure_ascii=False
+        [
+            "a" * 64,
+            "/x",
+            "i",
+            "running",
+            {"Name": "no", "MaximumRetryCount": 0},
+            0,
+            "t",
+            5,
+            {"k": "a\u0085b\u2028c"},
+            {},
+            "bridge",
+            {},
+        ],
+        ensure_ascii=False,
     )
     assert Facts({"containers": (0, line)})[facts.CONTAINERS]["x"].labels["k"] == "a\u0085b\u2028c"
 

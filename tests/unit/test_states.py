@@ -1037,7 +1037,8 @@ def test_smoke_of_nothing_that_runs_has_not_passed() -> None:
 def test_smoke_is_asked_at_the_containers_own_address_and_recorded_after() -> None:
     check, note = SMOKED.act(readings(host(serving=serving())))
     assert isinstance(check, Check)
-    assert str(check) == "check: smoke of worker-a at 172.17.0.2:30000"
+    assert str(check).startswith("check: smoke of worker-a at http://$(docker inspect ")
+    assert str(check).endswith("lodger-worker-a):30000")
     assert json.loads(written([note], "/var/lib/lodger/smoked/worker-a.json")) == {"container": "f" * 64, "config": "c1"}
 
 
