@@ -18,7 +18,7 @@ _INSIDE = Path(__file__).with_name("snapshot.py")
 # What a restart changes, and nothing else should. An engine that starts again takes what GPU memory it finds.
 _VOLATILE = re.compile(r"pid|started|restarts|/dev/nvidia\d+")
 # New things of these kinds are traces that somebody left. New images, ports and GPU processes come with every worker.
-_TRACES = ("container", "unit", "program", "mount", "file", "package")
+_TRACES = ("container", "network", "volume", "unit", "program", "mount", "file", "package")
 
 
 def snapshot(twin: Twin) -> Snapshot:

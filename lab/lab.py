@@ -335,11 +335,15 @@ def _forget_vanished() -> None:
 
 
 def _remove_cgroup(name: str) -> None:
-    """Remove the cgroups that a twin's systemd made; a machine that shows no cgroup v2 tree has nothing to remove."""
+    """Remove the cgroups that a twin's systemd made; a machine that shows no cgroup v2 tree has nothing to remove.
+
+    One whose last process is still on its way out stays, empty, and goes with the twin of the same name next time.
+    """
     for line in Path("/proc/mounts").read_text().splitlines():
         _, mount, kind, *_ = line.split()
         top = Path(mount) / name
         if kind == "cgroup2" and top.is_dir():
-            for folder in sorted((path for path in top.rglob("*") if path.is_dir()), key=lambda path: -len(path.parts)):
-                folder.rmdir()
-            top.rmdir()
+            folders = sorted((path for path in top.rglob("*") if path.is_dir()), key=lambda path: -len(path.parts))
+            with contextlib.suppress(OSError):
+                for folder in (*folders, top):
+                    folder.rmdir()

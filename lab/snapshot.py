@@ -64,6 +64,19 @@ def containers() -> tuple[Items, set[str], Items]:
     return found, own, images
 
 
+def networks() -> Items:
+    """Return Docker's networks that are not Lodger's."""
+    form = "{{.Name}} {{.ID}} {{.Driver}}"
+    found = (line.split() for line in output("docker", "network", "ls", "--no-trunc", "--format", form).splitlines())
+    return {name: {"id": identity, "driver": driver} for name, identity, driver in found if not name.startswith("lodger-")}
+
+
+def volumes() -> Items:
+    """Return Docker's volumes that have names."""
+    found = (line.split() for line in output("docker", "volume", "ls", "--format", "{{.Name}} {{.Driver}}").splitlines())
+    return {name: {"driver": driver} for name, driver in found if not re.fullmatch(r"lodger-.*|[0-9a-f]{64}", name)}
+
+
 def units() -> Items:
     """Return systemd's services, sockets, timers and mounts; not login sessions, scopes and what timers start."""
     names = ["Id", "ActiveState", "SubState", "UnitFileState", "ActiveEnterTimestamp", "MainPID", "NRestarts", "TriggeredBy"]
@@ -210,6 +223,8 @@ def main() -> None:
         "boot": {"id": {"id": Path("/proc/sys/kernel/random/boot_id").read_text().strip()}},
         "container": foreign,
         "image": images,
+        "network": networks(),
+        "volume": volumes(),
         "unit": units(),
         "program": programs(),
         "port": ports(),
