@@ -192,10 +192,18 @@ class Ssh:
         transport.packetizer.REKEY_BYTES = pow(2, 40)  # paramiko stalls on re-keying during large transfers
         self._connection = connection
         self._heard = time.monotonic()
-        threading.Thread(target=self._pulse, args=(transport,), name=f"pulse-{self.host}", daemon=True).start()
+        for work in (self._pulse, self._watch):
+            threading.Thread(target=work, args=(transport,), name=f"{work.__name__}-{self.host}", daemon=True).start()
+
+    def _watch(self, transport: paramiko.Transport) -> None:
+        """Close a connection that has been silent for too long; whoever waits on it then meets ConnectionLost."""
+        while transport.is_active():
+            if time.monotonic() - self._heard > SILENCE:
+                transport.close()
+            time.sleep(1)
 
     def _pulse(self, transport: paramiko.Transport) -> None:
-        """Ask the server for a sign of life; without an answer the command loop gives the connection up."""
+        """Ask the server for a sign of life."""
         while transport.is_active():
             with contextlib.suppress(paramiko.SSHException, OSError, EOFError):
                 transport.global_request("keepalive@openssh.com", wait=True)
@@ -249,19 +257,24 @@ class Ssh:
             channel = self._transport().open_session(timeout=CONNECT)
             channel.exec_command(line)
         except (paramiko.SSHException, OSError, EOFError) as error:
-            raise ConnectionLost("the connection was lost", cause=str(error), host=self.host) from error
+            raise self._lost(command, str(error)) from error
         with contextlib.closing(channel):
             feeder = threading.Thread(target=_feed, args=(channel, command.input_bytes()), daemon=True)
             feeder.start()
             out, err = self._drain(channel, command, start, on_line, nonce)
             code = channel.recv_exit_status()
         if code == -1:
-            raise ConnectionLost(f"the connection was lost during `{command}`", host=self.host)
+            raise self._lost(command)
         stdout, marked = _after(nonce, out)
         stderr, _ = _after(nonce, err)
         if not marked:
             self._explain_unstarted(command, stderr or stdout, code)
         return Result(command, code, stdout, stderr, time.monotonic() - start)
+
+    def _lost(self, command: Command, cause: str = "") -> ConnectionLost:
+        silent = time.monotonic() - self._heard > SILENCE
+        what = f"the host fell silent for {SILENCE:.0f} s" if silent else "the connection was lost"
+        return ConnectionLost(f"{what} during `{command.why or command}`", cause=cause, host=self.host)
 
     def _explain_unstarted(self, command: Command, said: str, code: int) -> None:
         last = said.strip().splitlines()[-1] if said.strip() else f"exit code {code}, nothing printed"
@@ -312,9 +325,6 @@ class Ssh:
             now = time.monotonic()
             if self.cancelled():
                 raise Cancelled
-            if now - self._heard > SILENCE or (self._connection is not None and not self._connection.is_connected):
-                self.close()
-                raise ConnectionLost(f"the host fell silent during `{command}`", host=self.host)
             if now - start > command.timeout:
                 raise CommandFailed(f"`{command}` did not end within {command.timeout:g} s", host=self.host)
 
