@@ -60,25 +60,26 @@ class Store:
 
 def twin_image() -> str:
     """Return the name of the image that a twin runs, built if need be (about two minutes the first time)."""
-    base = f"lodger-lab/base:{digest(RELEASE, _BASE_PACKAGES, RECIPES / 'base.sh')}"
+    base = f"lodger-lab/base:{_base()}"
     os_image = f"lodger-lab/os:{digest(base, RECIPES / 'os.sh', RECIPES / 'packages')}"
     twin = f"lodger-lab/twin:{digest(os_image, _FILES, RECIPES / 'twin', HERE / 'gpu')}"
     if _exists(twin):
         return twin
     with locked(MACHINE / "image.lock"):
-        if not _exists(base):
+        if not _exists(base) or not _archive().exists():
             _build_base(base)
         if not _exists(os_image):
             say("installing a lab host's packages (under a minute, once)")
             _commit(os_image, base, ["sh", "/lab/image/os.sh"], network="host")
         if not _exists(twin):
             _commit(twin, os_image, ["sh", "-ec", _FILES])
+        _forget_old_images()
     return twin
 
 
 def store(twin: str) -> Store:
     """Return the store of container images, built if need be (some seconds when only the engine's code changed)."""
-    stock = digest(_BASE_PACKAGES, RECIPES / "base.sh", RECIPES / "router.lock", RECIPES / "stock.sh", RECIPES / "docker.sh")
+    stock = digest(_base(), *(RECIPES / name for name in ("router.lock", "stock.sh", "docker.sh")))
     path = MACHINE / "stores" / digest(stock, RECIPES / "engine.sh", HERE / "engine", HERE / "gpu" / "gpu_service.py")
     listing = path / "digests.json"
     if not listing.exists():
@@ -88,12 +89,31 @@ def store(twin: str) -> Store:
     return Store(path, json.loads(listing.read_text()))
 
 
+def _base() -> str:
+    return digest(RELEASE, _BASE_PACKAGES, RECIPES / "base.sh")
+
+
+def _archive() -> Path:
+    """Return the base as a tar archive, from which images are made that share it."""
+    return MACHINE / f"base-{_base()}.tar"
+
+
+def _forget_old_images() -> None:
+    """Remove all but the newest five of each kind of image; Docker keeps those that containers use."""
+    for kind in ("twin", "os", "base"):
+        listed = run(["docker", "images", "--format", "{{.Repository}}:{{.Tag}}", f"lodger-lab/{kind}"]).stdout
+        for old in listed.splitlines()[5:]:
+            run(["docker", "rmi", old], check=False)
+
+
 def _exists(image: str) -> bool:
     return run(["docker", "image", "inspect", image], check=False).returncode == 0
 
 
 def _build_base(image: str) -> None:
-    archive = MACHINE / "base.tar"
+    archive = _archive()
+    for old in MACHINE.glob("base-*.tar"):
+        old.unlink()
     mirrors = _debian_mirrors()
     if mirrors:
         say("making a Debian base with debootstrap (under a minute, once)")
@@ -152,8 +172,10 @@ def _build_store(path: Path, stock: Path, twin: str) -> None:
     began = time.monotonic()
     if not stock.exists():
         say("building the images that twins pull: router, CUDA base (some seconds, once)")
-        mounts = [f"{MACHINE / 'base.tar'}:/base.tar:ro", f"{_router_packages()}:/router:ro"]
+        mounts = [f"{_archive()}:/base.tar:ro", f"{_router_packages()}:/router:ro"]
         _in_builder("stock.sh", twin, stock, None, mounts)
+        for old in set(stock.parent.iterdir()) - {stock}:
+            shutil.rmtree(old)
     say("building the engine's image")
     _in_builder("engine.sh", twin, path, stock, [])
     say(f"images built in {time.monotonic() - began:.0f} s")
