@@ -68,7 +68,11 @@ def networks() -> Items:
     """Return Docker's networks that are not Lodger's."""
     form = "{{.Name}} {{.ID}} {{.Driver}}"
     found = (line.split() for line in output("docker", "network", "ls", "--no-trunc", "--format", form).splitlines())
-    return {name: {"id": identity, "driver": driver} for name, identity, driver in found if not name.startswith("lodger-")}
+    theirs: Items = {
+        name: {"id": identity, "driver": driver} for name, identity, driver in found if not name.startswith("lodger-")
+    }
+    theirs.pop("bridge", None)  # Docker makes it anew whenever it starts
+    return theirs
 
 
 def volumes() -> Items:
