@@ -109,7 +109,10 @@
           default = pkgs.mkShell {
             packages =
               development pkgs
-              ++ [ pkgs.shellcheck ]
+              ++ [
+                pkgs.actionlint
+                pkgs.shellcheck
+              ]
               ++ optionals pkgs.stdenv.isLinux [
                 pkgs.debootstrap
                 pkgs.docker

@@ -18,6 +18,7 @@
 
       # Attribute -> the programs that come with it.
       programs = {
+        actionlint = [ "actionlint" ];
         debootstrap = [ "debootstrap" ];
         docker = [ "dockerd" "docker" ];
         gitMinimal = [ "git" ];
