@@ -305,14 +305,18 @@ UNITS = Fact(
 )
 
 
-def unit_fact(name: str) -> Fact[Unit | None]:
-    """Return the fact of one unit, loaded or not; None when no such unit is known."""
+def unit_fact(name: str, *, user: str = "") -> Fact[Unit | None]:
+    """Return the fact of one unit, loaded or not, of the system or of a ``user``; None when no such unit is known."""
 
     def parse_one(text: str) -> Unit | None:
         unit = next(iter(_units(text).values()), None)
         return None if unit is None or (not unit.fragment and unit.active == "inactive") else unit
 
-    return Fact(f"unit {name}", f"{_SHOW} -- {quote([name])}", parse_one)
+    if not user:
+        return Fact(f"unit {name}", f"{_SHOW} -- {quote([name])}", parse_one)
+    # A user who is not logged in has no manager that could be asked, and no such unit runs.
+    show = _SHOW.replace("systemctl", f"systemctl --user {quote([f'--machine={user}@.host'])}", 1)
+    return Fact(f"unit {user}:{name}", f"{show} -- {quote([name])} 2>/dev/null || true", parse_one)
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ _PASSING_UNIT = re.compile(
 
 @dataclass(frozen=True)
 class Owner:
-    """Who answers for a process: ``kind`` is container, program, unit or process, ``name`` what its manager calls it."""
+    """Who answers for a process: ``kind`` is container, program, unit, user-unit or process, ``name`` its manager's word."""
 
     kind: str
     name: str
@@ -66,6 +66,8 @@ def owner(
     for program in programs.values():
         if program.pid and program.pid in family:
             return Owner("program", program.name)
+    if user_unit := re.search(r"/user@\d+\.service/.*?/([^/ ]+\.service)", process.cgroup):
+        return Owner("user-unit", f"{process.user}:{user_unit[1]}")
     if process.unit and not process.unit.startswith("user@"):
         return Owner("unit", process.unit)
     for unit in units.values():
@@ -87,7 +89,7 @@ def names(owner: Owner, read: Facts) -> set[Owner]:
     if container is not None and (project := container.labels.get("com.docker.compose.project")):
         known.add(Owner("compose", project))
     if owner.kind == "program":
-        known.add(Owner("program", owner.name.rpartition(":")[2]))
+        known |= {Owner("program", owner.name.rpartition(":")[2]), Owner("program", owner.name.partition(":")[0])}
     return known
 
 

@@ -14,10 +14,11 @@ from lodger.footprint import Owner
 from lodger.states.base import State
 from lodger.states.host import HostFit
 from lodger.states.image import ImagePresent, WeightsPresent
-from lodger.states.neighbour import NeighbourReplaced, NeighbourRestored, Standing
+from lodger.states.neighbour import NeighbourReplaced, NeighbourRestored
 from lodger.states.release import Content, Pruned, ReleaseCurrent, ReleaseStaged
 from lodger.states.served import Smoke, Smoked
 from lodger.states.service import GpusFree, Managed, ServiceGone, ServiceInstalled, ServiceReady
+from lodger.states.standing import Standing
 
 
 @dataclass(frozen=True)

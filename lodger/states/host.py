@@ -2,31 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 from lodger import facts
 from lodger.facts import Fact, Facts
+from lodger.nvidia import cuda_of_driver, version_key
 from lodger.states.base import Blocker, State
 
 _ROOM = 64 * 1024 * 1024  # bytes that must be free below our own folders: files, journal and ledger are some 100 kB
-# Toolkit release -> first driver branch that runs it (NVIDIA's CUDA release notes, table of minimum drivers).
-_BRANCH_OF_CUDA = {
-    "12.0": 525, "12.1": 530, "12.2": 535, "12.3": 545, "12.4": 550, "12.5": 555, "12.6": 560, "12.7": 565,
-    "12.8": 570, "12.9": 575, "13.0": 580, "13.1": 590,
-}  # fmt: skip
-
-
-def cuda_of_driver(version: str) -> str:
-    """Return the newest CUDA release that driver ``version`` (``580.126.09``) runs, "" for one older than the table."""
-    branch = int(version.partition(".")[0])
-    fitting = [cuda for cuda, first in _BRANCH_OF_CUDA.items() if branch >= first]
-    return fitting[-1] if fitting else ""
-
-
-def version_key(version: str) -> tuple[int, ...]:
-    """Return ``version`` as numbers that compare in order."""
-    return tuple(int(part) for part in re.findall(r"\d+", version))
 
 
 class HostFit(State):

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from typing import Any
 
 from lodger import facts, paths
@@ -13,94 +12,26 @@ from lodger.errors import Refused
 from lodger.facts import Fact, Facts
 from lodger.footprint import Owner
 from lodger.states.base import Blocker, NoUndo, State
-
-PROJECT = "com.docker.compose.project"
-
-
-@dataclass(frozen=True)
-class Standing:
-    """How a neighbour stands: ``members`` are container -> restart policy, those of ``running`` are up; a unit has neither."""
-
-    kind: str
-    name: str
-    active: bool = False
-    enabled: bool = False
-    members: dict[str, str] = field(default_factory=dict)
-    running: tuple[str, ...] = ()
-
-    @property
-    def out_of_the_way(self) -> bool:
-        """Whether it is stopped and will not start by itself."""
-        return not self.active and not self.enabled
-
-    def bring_back(self) -> list[Command]:
-        """Return what makes the neighbour stand like this again, through its own manager."""
-        if self.kind == "unit":
-            verb = ["enable"] if self.enabled else []
-            commands = [run("systemctl", verb[0], self.name, why=f"enable {self.name} again")] if verb else []
-            return [
-                *commands,
-                *([run("systemctl", "start", self.name, why=f"start {self.name} again", timeout=300)] if self.active else []),
-            ]
-        update = [
-            run("docker", "update", f"--restart={policy}", name, why=f"give {name} its restart policy back")
-            for name, policy in self.members.items()
-        ]
-        return [*update, *(run("docker", "start", name, why=f"start {name} again", timeout=120) for name in self.running)]
-
-    def take_down(self) -> list[Command]:
-        """Return what stops and disables the neighbour for good."""
-        if self.kind == "unit":
-            return [run("systemctl", "disable", "--now", self.name, why=f"stop and disable {self.name}", timeout=300)]
-        names = list(self.members)
-        return [
-            run("docker", "update", "--restart=no", *names, why="it must not come back by itself"),
-            run("docker", "stop", "-t", "60", *reversed(names), why=f"stop {self.name}", timeout=60.0 * len(names) + 60),
-        ]
-
-
-def standing(kind: str, name: str, read: Facts, unit: Fact[facts.Unit | None]) -> Standing | None:
-    """Return how the neighbour stands now, None when the host has no such thing."""
-    if kind == "unit":
-        found = read[unit]
-        if found is None:
-            return None
-        return Standing(
-            kind,
-            name,
-            found.active in {"active", "activating", "reloading"},
-            found.file_state in {"enabled", "enabled-runtime"},
-        )
-    found_here = read[facts.CONTAINERS].values()
-    containers = [c for c in found_here if (c.name if kind == "container" else c.labels.get(PROJECT)) == name]
-    if not containers:
-        return None
-    containers.sort(key=lambda c: c.started)  # what was started first is what others may need
-    members = {c.name: c.restart_policy or "no" for c in containers}
-    running = tuple(c.name for c in containers if c.status in {"running", "restarting", "paused"})
-    return Standing(kind, name, bool(running), any(policy != "no" for policy in members.values()), members, running)
+from lodger.states.standing import Reading, Standing, not_back
 
 
 class _Neighbour(State):
     """What both directions share: the reading, the record, and who may be touched."""
 
-    def __init__(self, kind: str, name: str, members: Sequence[str] = ()) -> None:
+    def __init__(self, kind: str, name: str) -> None:
         self._kind, self._name = kind, name
-        self._unit = facts.unit_fact(name)
+        self._reading = Reading(kind, name)
         self._record = f"replaced/{kind}-{name}.json"
-        self.facts: tuple[Fact[Any], ...] = (facts.CONTAINERS, facts.DEPLOYED, *((self._unit,) if kind == "unit" else ()))
-        self.touches = frozenset(Owner("unit" if kind == "unit" else "container", member) for member in (members or [name]))
+        self.facts: tuple[Fact[Any], ...] = (facts.DEPLOYED, self._reading.fact)
         self.undo_deadline = 120.0
 
     def _now(self, read: Facts) -> Standing | None:
-        return standing(self._kind, self._name, read, self._unit)
+        return self._reading.of(read)
 
     def touched(self, read: Facts) -> frozenset[Owner]:
-        """Return the owners this state may change: the unit, the container, or the project's containers."""
+        """Return under which names it may change: the unit, the container, or the project's containers."""
         now = self._now(read)
-        if now is None or self._kind == "unit":
-            return self.touches
-        return self.touches | {Owner("container", name) for name in now.members}
+        return now.owners() if now is not None else frozenset()
 
 
 class NeighbourReplaced(_Neighbour):
@@ -146,15 +77,7 @@ class NeighbourReplaced(_Neighbour):
 
     def undone(self, before: Facts, now: Facts) -> str:
         """Return what of the neighbour is not back."""
-        return _not_back(self._now(before), self._now(now))
-
-
-def _not_back(was: Standing | None, now: Standing | None) -> str:
-    if was is None or (now is not None and (now.active, now.enabled, now.members) == (was.active, was.enabled, was.members)):
-        return (
-            "" if was is None or now is None or set(now.running) >= set(was.running) else f"{was.name} is not running in full"
-        )
-    return f"{was.name} is not as it was (active {was.active}, enabled {was.enabled})"
+        return not_back(self._now(before), self._now(now))
 
 
 class NeighbourRestored(_Neighbour):
@@ -162,14 +85,14 @@ class NeighbourRestored(_Neighbour):
 
     def __init__(self, record: Standing) -> None:
         """Take the record that NeighbourReplaced left on the host."""
-        super().__init__(record.kind, record.name, tuple(record.members))
+        super().__init__(record.kind, record.name)
         self.name = f"neighbour_restored({record.name})"
         self._was = record
         self.deadline = 120.0
 
     def missing(self, read: Facts) -> str:
         """Return what is not as the record says; a record that still lies there counts too."""
-        missing = _not_back(self._was, self._now(read))
+        missing = not_back(self._was, self._now(read))
         if missing:
             return missing
         return f"the record of {self._was.name} is not spent" if read[facts.DEPLOYED].record(self._record) is not None else ""
@@ -183,7 +106,7 @@ class NeighbourRestored(_Neighbour):
 
     def act(self, read: Facts) -> list[Command]:
         """Return what brings it back; the record is removed by the last command."""
-        back = self._was.bring_back() if _not_back(self._was, self._now(read)) else []
+        back = self._was.bring_back() if not_back(self._was, self._now(read)) else []
         return [*back, run("rm", "-f", f"{paths.VAR}/{self._record}", why="the record is spent")]
 
     def undo(self, before: Facts, now: Facts) -> list[Command]:

@@ -16,8 +16,8 @@ from lodger.inventory import Fleet, Host
 from lodger.render import Release, render
 from lodger.runbook import names
 from lodger.serving.smoke import Expectation
-from lodger.states.neighbour import Standing
 from lodger.states.release import manifest
+from lodger.states.standing import Standing
 from tests.unit.readings import base, deployed, installed, readings, record, router, worker
 
 ROOT = Path(__file__).parents[2]

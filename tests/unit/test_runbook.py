@@ -10,7 +10,7 @@ from lodger.errors import UsageError
 from lodger.footprint import Owner
 from lodger.runbook import Block, Runbook, expand, names, parse
 from lodger.states.catalog import CATALOG, Situation, items
-from lodger.states.neighbour import Standing
+from lodger.states.standing import Standing
 from tests.unit.readings import router, worker
 
 SHIPPED = sorted(path.stem for path in runbook.FOLDER.glob("*.md"))

@@ -13,13 +13,15 @@ from lodger import facts
 from lodger.command import Command, Transport
 from lodger.facts import Fact, Facts, Folder, HostFile
 from lodger.footprint import Owner
+from lodger.nvidia import cuda_of_driver, version_key
 from lodger.states.base import Action, Blocker, Check, NoUndo, State
-from lodger.states.host import HostFit, cuda_of_driver, version_key
+from lodger.states.host import HostFit
 from lodger.states.image import ImagePresent, WeightsPresent
-from lodger.states.neighbour import NeighbourReplaced, NeighbourRestored, Standing, recorded
+from lodger.states.neighbour import NeighbourReplaced, NeighbourRestored, recorded
 from lodger.states.release import Content, Pruned, ReleaseCurrent, ReleaseStaged, archive, manifest
 from lodger.states.served import Smoked
 from lodger.states.service import GpusFree, Managed, ServiceGone, ServiceInstalled, ServiceReady, cause_in, phase, services
+from lodger.states.standing import Standing
 from tests.unit.readings import (
     HOST,
     base,
@@ -506,14 +508,14 @@ def test_a_project_is_stopped_last_first_and_started_first_first() -> None:
     read = with_containers(*MEMBERS, container("other"))
     assert shown(state.act(read))[1:] == [
         "docker update --restart=no app-old-1 app-db-1 app-web-1",
-        "docker stop -t 60 app-web-1 app-db-1 app-old-1",
+        "docker stop -t 60 app-web-1 app-db-1",
     ]
     assert state.touched(read) >= {Owner("container", name) for name in ("app-web-1", "app-db-1", "app-old-1")}
     back = shown(state.undo(read, read))
     assert [line for line in back if "docker start" in line] == ["docker start app-db-1", "docker start app-web-1"]
     assert "docker update --restart=always app-web-1" in back
     half = with_containers(replace(MEMBERS[0], status="exited"), *MEMBERS[1:])
-    assert state.undone(read, half) == "app is not running in full"
+    assert state.undone(read, half) == "app-web-1 is not running again"
 
 
 RESTORED = NeighbourRestored(Standing("unit", "vllm-qwen.service", True, True))
@@ -524,8 +526,12 @@ DOWN = replace(VLLM, active="inactive", file_state="disabled", main_pid=0)
 @pytest.mark.parametrize(
     ("found", "ours_now", "said"),
     [
-        (DOWN, OWED, "vllm-qwen.service is not as it was (active True, enabled True)"),
-        (replace(VLLM, file_state="disabled"), OWED, "vllm-qwen.service is not as it was (active True, enabled True)"),
+        (DOWN, OWED, "vllm-qwen.service is not as it was (running: True, starts by itself: True)"),
+        (
+            replace(VLLM, file_state="disabled"),
+            OWED,
+            "vllm-qwen.service is not as it was (running: True, starts by itself: True)",
+        ),
         (VLLM, OWED, "the record of vllm-qwen.service is not spent"),
         (VLLM, deployed(), ""),
     ],

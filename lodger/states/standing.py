@@ -1,0 +1,149 @@
+"""How a neighbour stands under its own manager, and the commands that change it: nobody is stopped but through its owner."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from lodger import facts
+from lodger.command import Command, run
+from lodger.facts import Fact, Facts
+from lodger.footprint import Owner
+
+PROJECT = "com.docker.compose.project"
+_UP = {"active", "activating", "reloading"}
+_STOP = 300.0  # seconds that a manager may take to stop or start a service of others
+
+
+@dataclass(frozen=True)
+class Standing:
+    """How a neighbour stands.
+
+    ``enabled`` says that it starts by itself. ``members`` are what its manager calls its parts, each with its restart policy
+    (containers) or with nothing (programs of a group); those in ``running`` are up. A unit has neither.
+    """
+
+    kind: str
+    name: str
+    active: bool = False
+    enabled: bool = False
+    members: dict[str, str] = field(default_factory=dict)
+    running: tuple[str, ...] = ()
+
+    @property
+    def out_of_the_way(self) -> bool:
+        """Whether it is stopped and will not start by itself."""
+        return not self.active and not self.enabled
+
+    def stop(self) -> list[Command]:
+        """Return what stops it for a while."""
+        why = f"stop {self.name} through its owner"
+        if self.kind in _SYSTEMCTL:
+            return [run(*_systemctl(self), "stop", _unit(self), why=why, timeout=_STOP)]
+        if self.kind == "program":
+            return [run("supervisorctl", "stop", *self.running, why=why, timeout=_STOP)] if self.running else []
+        parts = list(reversed(self.running))
+        return [run("docker", "stop", "-t", "60", *parts, why=why, timeout=60.0 * len(parts) + 60)] if parts else []
+
+    def start(self) -> list[Command]:
+        """Return what starts again all that runs in this standing; starting what runs changes nothing."""
+        why = f"start {self.name} again"
+        if self.kind in _SYSTEMCTL:
+            return [run(*_systemctl(self), "start", _unit(self), why=why, timeout=_STOP)] if self.active else []
+        if self.kind == "program":
+            # supervisorctl calls it an error (exit code 1) when a program runs already; the reading afterwards decides.
+            return [run("supervisorctl", "start", *self.running, why=why, timeout=_STOP, ok=(0, 1))] if self.running else []
+        return [run("docker", "start", name, why=why, timeout=_STOP) for name in self.running]
+
+    def take_down(self) -> list[Command]:
+        """Return what stops and disables it for good."""
+        if self.kind in _SYSTEMCTL:
+            why = f"stop and disable {self.name}"
+            return [run(*_systemctl(self), "disable", "--now", _unit(self), why=why, timeout=_STOP)]
+        return [run("docker", "update", "--restart=no", *self.members, why="it must not come back by itself"), *self.stop()]
+
+    def bring_back(self) -> list[Command]:
+        """Return what makes it stand like this again after :meth:`take_down`."""
+        if self.kind in _SYSTEMCTL:
+            enable = run(*_systemctl(self), "enable", _unit(self), why=f"enable {self.name} again")
+            return [*([enable] if self.enabled else []), *self.start()]
+        policies = [
+            run("docker", "update", f"--restart={policy}", name, why=f"give {name} its restart policy back")
+            for name, policy in self.members.items()
+        ]
+        return [*policies, *self.start()]
+
+    def owners(self) -> frozenset[Owner]:
+        """Return under which names its processes are found."""
+        kind = "container" if self.kind == "compose" else self.kind
+        return frozenset(Owner(kind, name) for name in (self.members or [self.name]))
+
+
+_SYSTEMCTL = {"unit", "user-unit"}
+
+
+def _systemctl(what: Standing) -> list[str]:
+    if what.kind == "unit":
+        return ["systemctl"]
+    return ["systemctl", "--user", f"--machine={what.name.partition(':')[0]}@.host"]
+
+
+def _unit(what: Standing) -> str:
+    return what.name if what.kind == "unit" else what.name.partition(":")[2]
+
+
+class Reading:
+    """The facts about one neighbour, and how they are read."""
+
+    def __init__(self, kind: str, name: str) -> None:
+        """Take the neighbour's ``kind`` and the ``name`` its manager calls it (``user:unit`` for a user's unit)."""
+        self.kind, self.name = kind, name
+        user, _, unit = name.partition(":")
+        choice: dict[str, tuple[Fact[Any], Callable[[Any], Standing | None]]] = {
+            "unit": (facts.unit_fact(name), self._of_unit),
+            "user-unit": (facts.unit_fact(unit, user=user), self._of_unit),
+            "program": (facts.PROGRAMS, self._of_programs),
+            "container": (facts.CONTAINERS, self._of_containers),
+            "compose": (facts.CONTAINERS, self._of_containers),
+        }
+        self.fact, self._parse = choice[kind]
+
+    def of(self, read: Facts) -> Standing | None:
+        """Return how the neighbour stands, None when the host has no such thing."""
+        return self._parse(read[self.fact])
+
+    def _of_unit(self, unit: facts.Unit | None) -> Standing | None:
+        if unit is None:
+            return None
+        return Standing(self.kind, self.name, unit.active in _UP, unit.file_state in {"enabled", "enabled-runtime"})
+
+    def _of_programs(self, programs: dict[str, facts.Program]) -> Standing | None:
+        mine = {
+            p.name: p for p in programs.values() if self.name in {p.name, p.name.partition(":")[0], p.name.rpartition(":")[2]}
+        }
+        running = tuple(name for name, p in mine.items() if p.state in {"RUNNING", "STARTING", "BACKOFF"})
+        return Standing(self.kind, self.name, bool(running), False, dict.fromkeys(mine, ""), running) if mine else None
+
+    def _of_containers(self, containers: dict[str, facts.Container]) -> Standing | None:
+        mine = [c for c in containers.values() if (c.name if self.kind == "container" else c.labels.get(PROJECT)) == self.name]
+        if not mine:
+            return None
+        mine.sort(key=lambda c: c.started)  # what was started first is what others may need
+        members = {c.name: c.restart_policy or "no" for c in mine}
+        running = tuple(c.name for c in mine if c.status in {"running", "restarting", "paused"})
+        return Standing(
+            self.kind, self.name, bool(running), any(policy != "no" for policy in members.values()), members, running
+        )
+
+
+def not_back(was: Standing | None, now: Standing | None) -> str:
+    """Return what of ``was`` is not there again, "" when all of it is."""
+    if was is None:
+        return ""
+    if now is None:
+        return f"{was.name} no longer exists"
+    if (now.active, now.enabled, now.members) != (was.active, was.enabled, was.members):
+        return f"{was.name} is not as it was (running: {was.active}, starts by itself: {was.enabled})"
+    lost = sorted(set(was.running) - set(now.running))
+    return f"{lost[0]} is not running again" if lost else ""
