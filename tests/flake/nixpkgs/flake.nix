@@ -28,6 +28,7 @@
         openssh = [ "ssh" "ssh-keygen" ];
         ruff = [ "ruff" ];
         shellcheck = [ "shellcheck" ];
+        util-linux = [ "flock" ];
       };
 
       # Nix kills a builder whose output has ended, and takes one that was still on its way out for a failure. So somebody
@@ -93,6 +94,7 @@
     {
       lib = {
         inherit genAttrs;
+        optionalAttrs = condition: set: if condition then set else { };
         optionals = condition: list: if condition then list else [ ];
       };
       legacyPackages = genAttrs [ "x86_64-linux" "aarch64-linux" "aarch64-darwin" ] packagesOf;
