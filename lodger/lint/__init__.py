@@ -1,0 +1,1 @@
+"""What is known to break, checked against the inventory with no host at all."""
