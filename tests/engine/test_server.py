@@ -271,3 +271,23 @@ def test_the_clock_can_be_changed_while_it_runs(lab: Lab, engine: Engine) -> Non
     finally:
         faults.set_clock(lab.control, 60)
         time.sleep(0.2)
+
+
+@pytest.mark.parametrize("level", [0, 1, 2])
+def test_requests_are_logged_with_their_texts_from_level_2_on(tmp_path: Path, level: int) -> None:
+    with running_lab(tmp_path) as lab:
+        options = f"{lab.seed_options()} --log-requests --log-requests-level {level} --log-requests-format json"
+        engine = lab.start(options).ready()
+        assert engine.content("Say zanzibar", temperature=0) == "zanzibar"
+        engine.kill()
+        entries = [json.loads(line.partition("] ")[2]) for line in engine.log.splitlines() if '"event": "request.' in line]
+        last = {entry["event"]: entry for entry in entries[-2:]}
+        assert set(last) == {"request.received", "request.finished"}
+        assert ("zanzibar" in json.dumps(last)) == (level >= 2)
+        assert ("sampling_params" in last["request.received"]["obj"]) == (level >= 1)
+        assert last["request.finished"]["out"]["meta_info"]["completion_tokens"] > 0
+
+
+def test_lengths_that_are_no_numbers_are_refused(engine: Engine) -> None:
+    assert engine.raw(b"POST /generate HTTP/1.1\r\nContent-Length: many\r\n\r\n").startswith(b"HTTP/1.1 400")
+    assert engine.raw(b"POST /generate HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n").startswith(b"HTTP/1.1 400")

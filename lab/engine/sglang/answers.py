@@ -11,14 +11,14 @@ from typing import Any
 
 from . import chat, journal, reply, text
 from .chat import Limits, Parsing, Script
-from .engine import Engine, Refused, Running
+from .engine import Engine, Refused
 from .http import VARY, Request, Response, Stream, json_response
 from .picture import NotAPicture
+from .turn import Prompt, Turn
 from .wire import BadRequest, read_json, read_messages, validation
 
 SSE = [("content-type", "text/event-stream; charset=utf-8"), VARY]
 
-PARCEL = 50
 SHORTENED = 12  # tokens of content left of an answer whose end token is favoured by logit_bias
 
 Answer = Response | Stream
@@ -81,14 +81,14 @@ class Answers:
         pictures = reply.images_of(messages)
         if pictures and (not self.engine.model.multimodal or self.args.language_model_only):
             raise BadRequest("This model does not support image input: it was started without its vision part.")
-        prompt = text.encode(chat.prompt(messages, tools, thinking, len(pictures)), self.engine.model.vocab)
+        asked = Prompt.of(chat.prompt(messages, tools, thinking, len(pictures)), self.engine)
         wanted = body.get("max_completion_tokens", body.get("max_tokens"))
-        limits = self._limits(body, len(prompt), wanted)
+        limits = self._limits(body, len(asked.tokens), wanted)
         script = self._script(body, messages, tools, choice, thinking, limits)
         forced = isinstance(choice, dict) or choice == "required"
         grammar = (forced and bool(tools)) or self._schema(body) is not None
         head = {"id": uuid.uuid4().hex, "created": int(time.time()), "model": body.get("model") or self.engine.name}
-        turn = Turn(self.engine, prompt, script, bool(body.get("stream")), grammar)
+        turn = Turn(self.engine, asked, script, body, grammar=grammar)
         if body.get("stream"):
             return Stream(self._chat_events(turn, head, body), list(SSE))
         choices = await asyncio.gather(
@@ -204,11 +204,11 @@ class Answers:
     def _event(value: dict[str, Any]) -> bytes:
         return b"data: " + json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace") + b"\n\n"
 
-    def _continuation(self, body: dict[str, Any], wanted: int | None, prompt_text: str) -> tuple[Any, Script]:
-        prompt = text.encode(text.split(prompt_text), self.engine.model.vocab)
-        limits = self._limits(body, len(prompt), wanted)
+    def _continuation(self, body: dict[str, Any], wanted: int | None, prompt_text: str) -> tuple[Prompt, Script]:
+        asked = Prompt.of(text.split(prompt_text), self.engine)
+        limits = self._limits(body, len(asked.tokens), wanted)
         answer = reply.answer([{"role": "user", "content": prompt_text}], [], "none", None)
-        return prompt, chat.script(chat.pieces_of(answer, False, Parsing(False, False)), limits)
+        return asked, chat.script(chat.pieces_of(answer, False, Parsing(False, False)), limits)
 
     async def completions(self, request: Request) -> Answer:
         """Complete a text, streamed or not."""
@@ -221,10 +221,10 @@ class Answers:
             )
         given = body["prompt"]
         prompt_text = given if isinstance(given, str) else " ".join(str(part) for part in given)
-        prompt, script = self._continuation(body, body.get("max_tokens", 16), prompt_text)
+        asked, script = self._continuation(body, body.get("max_tokens", 16), prompt_text)
         head = {"id": uuid.uuid4().hex, "object": "text_completion"}
         name = body.get("model") or self.engine.name
-        turn = Turn(self.engine, prompt, script, bool(body.get("stream")), False)
+        turn = Turn(self.engine, asked, script, body)
 
         def choice(shown: str, finish: str | None, matched: Any) -> dict[str, Any]:
             return {"index": 0, "text": shown, "logprobs": None, "finish_reason": finish, "matched_stop": matched}
@@ -263,8 +263,8 @@ class Answers:
         given = body.get("text")
         prompt_text = " ".join(given) if isinstance(given, list) else str(given or "")
         wanted = int(sampling.get("max_new_tokens") or 128)
-        prompt, script = self._continuation({**sampling}, wanted, prompt_text)
-        turn = Turn(self.engine, prompt, script, bool(body.get("stream")), False)
+        asked, script = self._continuation({**sampling}, wanted, prompt_text)
+        turn = Turn(self.engine, asked, script, {**sampling, "stream": body.get("stream")})
         received = time.time()
 
         def state(count: int, done: bool) -> dict[str, Any]:
@@ -277,7 +277,7 @@ class Answers:
                 "meta_info": {
                     "id": body.get("rid") or uuid.uuid4().hex,
                     "finish_reason": finish if done else None,
-                    "prompt_tokens": len(prompt),
+                    "prompt_tokens": len(asked.tokens),
                     "weight_version": self.args.weight_version,
                     "num_retractions": 0,
                     "forward_entry_time": received + turn.queued,
@@ -313,55 +313,3 @@ class Answers:
         body = read_json(request, "tokenize")
         numbers = list(text.encode(text.split(str(body.get("prompt", ""))), self.engine.model.vocab))
         return json_response({"tokens": numbers, "count": len(numbers), "max_model_len": self.engine.context})
-
-
-class Turn:
-    """One answer being generated: steps, cached tokens, usage, metrics."""
-
-    def __init__(self, engine: Engine, prompt: Any, script: Script, streaming: bool, grammar: bool) -> None:
-        self.engine = engine
-        self.prompt = prompt
-        self.script = script
-        self.streaming = streaming
-        self.grammar = grammar
-        self.cached = 0
-        self.queued = 0.0
-
-    def again(self, index: int) -> Turn:
-        """Return itself for the first choice, a copy for further ones."""
-        return self if index == 0 else Turn(self.engine, self.prompt, self.script, self.streaming, self.grammar)
-
-    async def steps(self) -> AsyncIterator[tuple[int, int]]:
-        """Generate; yields (tokens before, tokens after) at each step."""
-        model, metrics = self.engine.model, self.engine.metrics
-        output = self.script.output(model.vocab, model.eos)
-        began = last = time.monotonic()
-        sent = unseen = 0
-        state: Running | None = None
-        async for state, count, _ in self.engine.generate(self.prompt, output, self.script.tokens):
-            now = time.monotonic()
-            self.cached, self.queued = state.cached, state.queued
-            if sent == 0:
-                metrics.first_token(now - began, self.streaming)
-                last = now
-            else:
-                unseen += count
-                # Without a stream the tokens reach this side in parcels of fifty.
-                if unseen and (self.streaming or unseen >= PARCEL):
-                    metrics.between_tokens(now - last, unseen)
-                    last, unseen = now, 0
-            yield sent, sent + count
-            sent += count
-        metrics.finished(len(self.prompt), self.cached, sent, time.monotonic() - began, self.streaming, self.grammar)
-
-    def usage(self, completion: int, cached: int) -> dict[str, Any]:
-        """Return the usage block; cached tokens are told only with --enable-cache-report, and never as zero."""
-        told = self.engine.args.enable_cache_report and cached
-        thought = sum(piece.kind in ("reasoning", "hidden") for piece in self.script.pieces)
-        return {
-            "prompt_tokens": len(self.prompt),
-            "total_tokens": len(self.prompt) + completion,
-            "completion_tokens": completion,
-            "prompt_tokens_details": {"cached_tokens": cached} if told else None,
-            "reasoning_tokens": thought,
-        }

@@ -46,6 +46,7 @@ class Engine:
         self.control = control
         self.ready = ready
         self.channel = channel
+        channel.setblocking(False)
         self.status = "Starting"
         self.draining = False
         self.heard = 0.0
@@ -55,6 +56,7 @@ class Engine:
         name = args.served_model_name or args.model_path
         self.name = str(name)
         self.metrics = EngineMetrics(self.name, args.extra_metric_labels)
+        self._outbox: asyncio.Queue[bytes] = asyncio.Queue()
         self._answers: dict[str, list[asyncio.Future[Message]]] = {}
 
     @property
@@ -64,7 +66,6 @@ class Engine:
 
     async def listen(self) -> None:
         """Take in what the scheduler says, until it is gone."""
-        self.channel.setblocking(False)
         loop = asyncio.get_running_loop()
         decoder = Decoder()
         while True:
@@ -98,14 +99,20 @@ class Engine:
             self.stats = message["stats"]
             self.metrics.scheduler_stats(self.stats, self.ready)
 
-    async def _send(self, message: Message, tokens: array[int] | None = None) -> None:
-        await asyncio.get_running_loop().sock_sendall(self.channel, encode(message, tokens))
+    def _send(self, message: Message, tokens: array[int] | None = None) -> None:
+        self._outbox.put_nowait(encode(message, tokens))
+
+    async def speak(self) -> None:
+        """Send what is to be said to the scheduler, frame by frame: a request that is cancelled must not cut one in half."""
+        loop = asyncio.get_running_loop()
+        while True:
+            await loop.sock_sendall(self.channel, await self._outbox.get())
 
     async def ask(self, operation: str, answer: str) -> Message:
         """Ask the scheduler something; waits as long as it takes (for ever, if it hangs)."""
         future: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
         self._answers.setdefault(answer, []).append(future)
-        await self._send({"op": operation})
+        self._send({"op": operation})
         return await future
 
     async def generate(
@@ -118,7 +125,7 @@ class Engine:
         try:
             health = rid.startswith(HEALTH_RID)
             sizes = {"prompt": len(prompt), "total": total}
-            await self._send({"op": "submit", "rid": rid, "health": health, **sizes}, prompt + output)
+            self._send({"op": "submit", "rid": rid, "health": health, **sizes}, prompt + output)
             while not done:
                 item = await state.counts.get()
                 if isinstance(item, str):
@@ -131,10 +138,7 @@ class Engine:
             if not done:
                 if not rid.startswith(HEALTH_RID):
                     self.metrics.aborted()
-                await self._abort(rid)
-
-    async def _abort(self, rid: str) -> None:
-        await self._send({"op": "abort", "rid": rid})
+                self._send({"op": "abort", "rid": rid})
 
     async def healthy(self) -> bool:
         """Generate a token and wait until anything comes back, polling each second for twenty."""

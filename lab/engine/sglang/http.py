@@ -102,7 +102,11 @@ class Connection(asyncio.Protocol):
             self._next()
 
     def _next(self) -> None:
-        request = self._parse()
+        try:
+            request = self._parse()
+        except ValueError:  # a length or a chunk size that is no number
+            self._refuse()
+            return
         if request is not None:
             self.task = asyncio.get_running_loop().create_task(self._serve(request))
 

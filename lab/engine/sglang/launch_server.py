@@ -14,6 +14,7 @@ from .model import StartFailure
 from .options import ServerArgs, parse
 from .resolve import resolve
 from .server import Server, wait_until_ready
+from .startup import Setup
 
 IMPORT_SECONDS = 16.0  # an unknown flag took 16 to 23 s to be refused
 CONFIG_SECONDS = 4.0
@@ -78,7 +79,7 @@ def launch(arguments: list[str], control: Control) -> int:
     child = os.fork()
     if child == 0:
         ours.close()
-        worker.run(worker.Setup(args, model, draft, control, args.random_seed), theirs)
+        worker.run(Setup(args, model, draft, control, args.random_seed), theirs)
     theirs.close()
     ready = wait_until_ready(ours, child)
     ready["context"] = args.context_length or model.max_context

@@ -92,7 +92,7 @@ class Server:
         loop.add_signal_handler(signal.SIGQUIT, self._on_sigquit)
         loop.add_signal_handler(signal.SIGTERM, self._on_sigterm)
         loop.add_signal_handler(signal.SIGINT, self._on_sigterm)
-        for work in (engine.listen(), self._watch_scheduler(), self._act_faults(), self._drain_on_sigterm()):
+        for work in (engine.listen(), engine.speak(), self._watch_scheduler(), self._act_faults(), self._drain_on_sigterm()):
             self._background(work)
         warm_up = loop.create_task(self._warm_up())
         for text in (
