@@ -78,6 +78,12 @@ def test_a_fraction_of_080_survives_the_longest_prompt(lab: Lab) -> None:
     assert (status, answer["usage"]["prompt_tokens"] > 100_000) == (200, True)
 
 
+def test_a_long_prompt_that_is_not_cut_into_chunks_takes_too_much_memory(lab: Lab) -> None:
+    engine = lab.start(replace_option(lab.seed_options(), "--chunked-prefill-size", "-1")).ready()
+    assert not survives_long(engine)
+    ended(engine, -9, "torch.OutOfMemoryError")
+
+
 def test_without_the_draft_more_of_the_memory_may_be_given(lab: Lab) -> None:
     options = lab.seed_options()
     for name in ("algorithm", "draft-model-path", "num-draft-tokens", "draft-model-quantization"):

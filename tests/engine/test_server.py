@@ -14,7 +14,7 @@ import pytest
 
 from lab import faults
 
-from .engine_lab import Engine, Lab, filler, running_lab, wait_for
+from .engine_lab import Engine, Lab, filler, replace_option, running_lab, wait_for
 from .test_reply import WEATHER, png
 
 THINKING = {"chat_template_kwargs": {"enable_thinking": True}}
@@ -291,3 +291,32 @@ def test_requests_are_logged_with_their_texts_from_level_2_on(tmp_path: Path, le
 def test_lengths_that_are_no_numbers_are_refused(engine: Engine) -> None:
     assert engine.raw(b"POST /generate HTTP/1.1\r\nContent-Length: many\r\n\r\n").startswith(b"HTTP/1.1 400")
     assert engine.raw(b"POST /generate HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n").startswith(b"HTTP/1.1 400")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        ("--chunked-prefill-size", "512"),
+        ("--disable-cuda-graph", ""),
+        ("--disable-radix-cache", ""),
+        ("--mamba-radix-cache-strategy", "no_buffer"),
+        ("--mamba-radix-cache-strategy", "extra_buffer_lazy"),
+        ("--mamba-ssm-dtype", "bfloat16"),
+        ("--kv-cache-dtype", "fp8_e4m3"),
+        ("--max-total-tokens", "30000"),
+        ("--max-mamba-cache-size", "20"),
+        ("--page-size", "16"),
+    ],
+    ids=" ".join,
+)
+def test_other_settings_serve_short_and_long_prompts(tmp_path: Path, change: tuple[str, str]) -> None:
+    with running_lab(tmp_path, clock=200) as lab:
+        engine = lab.start(replace_option(lab.seed_options(), *change)).ready()
+        assert engine.content("What is 17+25?") == "17+25 = 42."
+        long = filler("long", 60_000)
+        first, again = engine.chat(long, max_tokens=4), engine.chat(long, max_tokens=4)
+        assert first["usage"]["prompt_tokens"] == again["usage"]["prompt_tokens"] > 10_000
+        cached = (again["usage"]["prompt_tokens_details"] or {}).get("cached_tokens", 0)
+        assert (cached > 10_000) == (change[0] != "--disable-radix-cache")
+        if change[0] == "--chunked-prefill-size":
+            assert engine.log.count("Prefill batch, #new-seq: 1, #new-token: 512,") > 20

@@ -207,5 +207,5 @@ def decode_sizes(args: Any, speculative: bool, limit: int) -> list[int]:
 
 def prefill_sizes(args: Any) -> list[int]:
     """Return the token counts whose graphs are captured."""
-    largest = args.cuda_graph_max_bs_prefill or args.chunked_prefill_size or 2048
+    largest = args.cuda_graph_max_bs_prefill or max(args.chunked_prefill_size or 0, 0) or 2048
     return list(args.cuda_graph_bs_prefill or [size for size in PREFILL_SIZES if size <= largest])

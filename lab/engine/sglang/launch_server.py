@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import sys
 import time
@@ -76,9 +77,12 @@ def launch(arguments: list[str], control: Control) -> int:
         _fail(str(problem))
     _announce(args, model.multimodal)
     ours, theirs = socket.socketpair()
+    # A child may fail, and say so, before this process is ready to hear it.
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGQUIT})
     child = os.fork()
     if child == 0:
         ours.close()
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGQUIT})
         worker.run(Setup(args, model, draft, control, args.random_seed), theirs)
     theirs.close()
     ready = wait_until_ready(ours, child)

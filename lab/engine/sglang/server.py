@@ -49,6 +49,7 @@ def wait_until_ready(channel: socket.socket, child: int) -> Message:
         kill_tree(child)
 
     signal.signal(signal.SIGQUIT, child_failed)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGQUIT})
     decoder = Decoder()
     while True:
         data = channel.recv(1 << 16)
