@@ -82,6 +82,12 @@ def inventory(hosts_dir: str | None) -> Fleet:
     """Return the fleet of ``--hosts-dir``, else of LODGER_HOSTS, else of ``hosts/``."""
     from lodger.inventory import load  # noqa: PLC0415  pydantic takes its time, and --list does without
 
+    aimed = os.environ.get("LODGER_HOSTS")
+    if hosts_dir and aimed and Path(hosts_dir).resolve() != Path(aimed).resolve():
+        # `lab` aims by LODGER_HOSTS: a flag that quietly won would send a rehearsal to the real hosts.
+        raise UsageError(
+            f"two inventories are named: --hosts-dir {hosts_dir} and LODGER_HOSTS={aimed}", hint="name one of them"
+        )
     return load(Path(hosts_dir or os.environ.get("LODGER_HOSTS") or checkout.ROOT / "hosts"))
 
 

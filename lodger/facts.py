@@ -637,11 +637,13 @@ echo @files
 # A command goes on when its connection or its controller is gone; the transport marks each in its environment.
 BUSY = Fact(
     "busy",
-    """for file in $(grep -lzsE '^LODGER_COMMAND=' /proc/[0-9]*/environ); do
-    mark=$(tr '\\0' '\\n' < "$file" 2>/dev/null | sed -n 's/^LODGER_COMMAND=//p')
-    [ -z "$mark" ] || [ "$mark" = "$LODGER_COMMAND" ] || tr '\\0\\n' '  ' < "${file%environ}cmdline" | cut -c1-200
-done""",
-    lambda text: [line for line in text.split("\n") if line.strip()],
+    r"""for file in $(grep -lzsE '^LODGER_COMMAND=' /proc/[0-9]*/environ); do
+    mark=$({ tr '\0' '\n' < "$file"; } 2>/dev/null | sed -n 's/^LODGER_COMMAND=//p')
+    [ -z "$mark" ] || [ "$mark" = "$LODGER_COMMAND" ] ||
+        { printf 'busy %s\n' "$(tr '\0\n' '  ' < "${file%environ}cmdline" | cut -c1-200)"; } 2>/dev/null
+done
+systemctl list-units --plain --no-legend --state=active,activating,deactivating 'lodger-step-*' | sed 's/^/busy /'""",
+    lambda text: [line.removeprefix("busy ") for line in text.split("\n") if line.startswith("busy ")],
 )
 
 LEDGER = Fact("ledger", "cat /var/lib/lodger/unfinished.json 2>/dev/null || true", lambda text: text.strip())

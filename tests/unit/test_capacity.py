@@ -35,8 +35,7 @@ HEAD = Draft(algorithm="NEXTN", tokens=5)
 
 
 def engine(**settings: Any) -> Engine:
-    return Engine(
-        **{
+    values: dict[str, Any] = {
             "context_length": 131072,
             "mem_fraction_static": 0.80,
             "chunked_prefill_size": 2048,

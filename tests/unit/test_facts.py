@@ -524,3 +524,18 @@ def test_serving_asks_only_the_container_that_carries_our_label(tmp_path: Path) 
     assert not asked.exists()
     assert ask("node1") == facts.Serving("c0ffee", "172.18.0.2", 30000, "cfg", 503, "@log\nlast = line")
     assert asked.read_text() == "http://172.18.0.2:30000/health\n"
+
+
+def test_only_commands_of_other_connections_are_busy() -> None:
+    script = facts.script([facts.BUSY])
+    mine = {"PATH": os.environ["PATH"], "LODGER_COMMAND": "lodger-mine"}
+    other = subprocess.Popen(["sleep", "60"], env={"PATH": os.environ["PATH"], "LODGER_COMMAND": "lodger-other"})
+    try:
+        said = subprocess.run(["sh", "-c", script], env=mine, capture_output=True, text=True, check=True).stdout
+        assert any("sleep 60" in line for line in facts.parse(said)[facts.BUSY])
+    finally:
+        other.kill()
+        other.wait()
+    for _ in range(5):  # processes that vanish while they are looked at are nobody at work
+        said = subprocess.run(["sh", "-c", script], env=mine, capture_output=True, text=True, check=True).stdout
+        assert not any("sleep 60" in line or "cannot open" in line for line in facts.parse(said)[facts.BUSY])

@@ -1,0 +1,176 @@
+"""What dpkg, apt, dkms and the kernel say about an NVIDIA driver: facts, and decisions over them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from lodger.command import quote
+from lodger.facts import Fact
+
+CACHE = "/var/lib/lodger/driver"
+# Compute only: a headless host needs no GL or X11, and the metapackage that would bring them cannot be satisfied.
+STACK = ("nvidia-dkms-{0}", "nvidia-kernel-source-{0}", "libnvidia-compute-{0}", "nvidia-utils-{0}")
+
+
+def branch(version: str) -> str:
+    """Return the branch of a driver version: ``580`` of ``580.126.09``."""
+    return version.partition(".")[0]
+
+
+def stack(version: str) -> tuple[str, ...]:
+    """Return the packages of the compute stack for a driver version, by name."""
+    return tuple(name.format(branch(version)) for name in STACK)
+
+
+@dataclass(frozen=True)
+class Package:
+    """An installed (or half installed) package: dpkg's two-letter status, version, and whether it is held."""
+
+    name: str
+    status: str
+    version: str
+    held: bool
+
+    @property
+    def well(self) -> bool:
+        """Whether it is installed and configured."""
+        return self.status in {"ii", "hi"}
+
+
+@dataclass(frozen=True)
+class Dpkg:
+    """The package system: NVIDIA's packages by name, what dpkg and apt complain of, and who holds their lock."""
+
+    packages: Mapping[str, Package]
+    complaint: str
+    busy: str
+
+    def at(self, version: str) -> bool:
+        """Whether the compute stack of driver ``version`` is installed, held, and nothing of another branch is in its way."""
+        mine = [self.packages.get(name) for name in stack(version)]
+        return all(one is not None and one.well and one.held and one.version.startswith(version) for one in mine)
+
+    def of_branch(self, number: str) -> list[Package]:
+        """Return the packages of one branch that are there in any state but removed."""
+        return [one for one in self.packages.values() if one.name.endswith(f"-{number}") and one.status[1:2] not in {"n", "c"}]
+
+
+def _dpkg(text: str) -> Dpkg:
+    parts = dict(re.findall(r"^@(\w+)\n(.*?)(?=^@|\Z)", text, re.MULTILINE | re.DOTALL))
+    held = set(parts["held"].split())
+    packages = {}
+    for line in parts["packages"].splitlines():
+        status, name, version = line.split("|")
+        packages[name] = Package(name, status.strip(), version, name in held)
+    return Dpkg(packages, " ".join(parts["complaint"].split()), parts["busy"].strip())
+
+
+# The lock is a record lock: /proc/locks says who holds it without touching it.
+DPKG = Fact(
+    "dpkg",
+    r"""echo @packages
+dpkg-query -W -f '${db:Status-Abbrev}|${Package}|${Version}\n' 'nvidia-*' 'libnvidia-*' 2>/dev/null || true
+echo @held
+apt-mark showhold
+echo @complaint
+dpkg --audit 2>&1
+apt-get check -qq 2>&1 | grep -v '^W:' | head -n 3
+echo @busy
+for lock in /var/lib/dpkg/lock-frontend /var/lib/dpkg/lock /var/lib/apt/lists/lock; do
+    inode=$(stat -c %i "$lock" 2>/dev/null) || continue
+    pid=$(awk -v inode=":$inode" 'substr($6, length($6) - length(inode) + 1) == inode {print $5; exit}' /proc/locks)
+    [ -z "$pid" ] || { echo "pid $pid ($(tr '\0' ' ' < "/proc/$pid/cmdline" 2>/dev/null))"; break; }
+done
+true""",
+    _dpkg,
+)
+
+
+def candidates_fact(version: str) -> Fact[dict[str, str]]:
+    """Return the fact which packages of the stack apt can install as driver ``version``: name -> package version."""
+    names = stack(version)
+
+    def parse(text: str) -> dict[str, str]:
+        found: dict[str, str] = {}
+        for line in text.splitlines():
+            fields = [field.strip() for field in line.split("|")]
+            if len(fields) == 3 and fields[0] in names and fields[1].startswith(version):
+                found.setdefault(fields[0], fields[1])
+        return found
+
+    return Fact(f"candidates {version}", f"apt-cache madison {quote(names)} 2>/dev/null || true", parse)
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """The running kernel: release, whether its headers are there, NVIDIA modules built for it (version), modules loaded.
+
+    ``modules`` is module -> those that use it, as lsmod has it, with the number of users besides.
+    """
+
+    release: str
+    headers: bool
+    built: tuple[str, ...]
+    modules: Mapping[str, tuple[int, tuple[str, ...]]]
+
+
+def _kernel(text: str) -> Kernel:
+    parts = dict(re.findall(r"^@(\w+)\n(.*?)(?=^@|\Z)", text, re.MULTILINE | re.DOTALL))
+    release = parts["release"].strip()
+    built = re.findall(rf"^nvidia[/,]\s*([\d.]+),\s*{re.escape(release)}\b.*:\s*installed", parts["dkms"], re.MULTILINE)
+    modules = {}
+    for line in parts["modules"].splitlines()[1:]:
+        name, _, count, *users = line.split()
+        modules[name] = (int(count), tuple(user for user in "".join(users).split(",") if user and user != "-"))
+    return Kernel(release, parts["headers"].strip() == "yes", tuple(built), modules)
+
+
+KERNEL = Fact(
+    "kernel modules",
+    """echo @release
+uname -r
+echo @headers
+[ -e "/lib/modules/$(uname -r)/build" ] && echo yes || echo no
+echo @dkms
+dkms status 2>/dev/null || true
+echo @modules
+lsmod""",
+    _kernel,
+)
+
+
+def unload_order(modules: Mapping[str, tuple[int, tuple[str, ...]]]) -> list[str]:
+    """Return the modules to remove, users first: everything that uses ``nvidia``, directly or not, and it last."""
+    order: list[str] = []
+
+    def visit(name: str) -> None:
+        if name in order or name not in modules:
+            return
+        for user in modules[name][1]:
+            visit(user)
+        order.append(name)
+
+    for name in sorted(name for name in modules if name == "nvidia" or name.startswith("nvidia_")):
+        visit(name)
+    # `nvidia` is used by all others, so it comes last whatever lsmod says of them.
+    return [name for name in order if name != "nvidia"] + [name for name in order if name == "nvidia"]
+
+
+def cached_fact(folder: str) -> Fact[dict[str, str]]:
+    """Return the fact which packages lie in ``folder`` below the cache: name -> version."""
+
+    def parse(text: str) -> dict[str, str]:
+        return dict(line.split("|", 1) for line in text.splitlines() if "|" in line)
+
+    snippet = f"""for deb in {CACHE}/{folder}/*.deb; do
+    [ -e "$deb" ] && dpkg-deb -W --showformat='${{Package}}|${{Version}}\\n' "$deb"
+done
+true"""
+    return Fact(f"cached {folder}", snippet, parse)
+
+
+def pinned(candidates: Mapping[str, str], names: Iterable[str]) -> list[str]:
+    """Return ``name=version`` for each of ``names``, as apt-get takes it."""
+    return [f"{name}={candidates[name]}" for name in names]

@@ -1,0 +1,402 @@
+"""A driver upgrade without a reboot: possible, downloaded with its way back, installed, loaded.
+
+Every state on the way also holds once the goal does (the declared driver is installed, loaded and answers), so that a
+second run finds nothing to do.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from lodger import facts, packages
+from lodger.command import Command, detached, quote, run
+from lodger.facts import Fact, Facts
+from lodger.footprint import Owner, names, owners
+from lodger.packages import CACHE, DPKG, KERNEL, Package
+from lodger.states.base import Blocker, NoUndo, State
+
+_PATIENCE = 600.0  # seconds that somebody else's apt or dpkg is waited for
+_INSTALL = 3600.0  # seconds for dpkg with a module built for the running kernel
+_ROOM = 3 * 2**30  # bytes: both drivers' packages and what they unpack to
+
+
+@dataclass(frozen=True)
+class Upgrade:
+    """What is to be true at the end: driver ``version`` on a host with ``gpu_count`` GPUs."""
+
+    host: str
+    version: str
+    gpu_count: int
+    neighbours: Mapping[Owner, int]
+
+    @property
+    def reads(self) -> tuple[Fact[Any], ...]:
+        """Return the facts that :meth:`reached` asks for."""
+        return (facts.DRIVER, DPKG)
+
+    def loaded(self, read: Facts) -> str:
+        """Return in what the loaded driver is not the declared one, "" when module, library and GPUs agree."""
+        driver = read[facts.DRIVER]
+        if driver.loaded != self.version:
+            return f"the kernel has {driver.loaded or 'no NVIDIA module'}, not {self.version}"
+        if driver.complaint:
+            return driver.complaint
+        if driver.reported != self.version:
+            return f"nvidia-smi reports {driver.reported}, not {self.version}"
+        return "" if len(driver.gpus) == self.gpu_count else f"nvidia-smi shows {len(driver.gpus)} of {self.gpu_count} GPUs"
+
+    def installed(self, read: Facts) -> str:
+        """Return in what the installed driver is not the declared one."""
+        dpkg = read[DPKG]
+        for name in packages.stack(self.version):
+            package = dpkg.packages.get(name)
+            if package is None or not package.well or not package.version.startswith(self.version):
+                return f"{name} is not installed at {self.version}"
+            if not package.held:
+                return f"{name} is not held at its version"
+        return f"dpkg is not at peace: {dpkg.complaint}" if dpkg.complaint else ""
+
+    def reached(self, read: Facts) -> bool:
+        """Whether the goal of the upgrade holds."""
+        return not self.loaded(read) and not self.installed(read)
+
+    def holders(self, read: Facts) -> list[tuple[facts.Process, Owner]]:
+        """Return everybody with a GPU open, but the driver's own daemons, each with its owner."""
+        who = owners(read)
+        return [
+            (process, who[process.pid]) for process in read[facts.PROCESSES].values() if process.devices and not _own(process)
+        ]
+
+    def strangers(self, read: Facts) -> list[Blocker]:
+        """Return who has a GPU open and is neither ours nor named in the inventory."""
+        found = []
+        containers = read[facts.CONTAINERS]
+        for process, owner in self.holders(read):
+            ours = owner.kind == "container" and containers[owner.name].labels.get("io.lodger.host") == self.host
+            if ours or names(owner, read) & self.neighbours.keys():
+                continue
+            what = f"pid {process.pid} of user {process.user} has a GPU open ({owner})"
+            hint = f"ask {process.user} to stop it, or declare it: neighbours: {{{_declaration(owner)}}}"
+            found.append(Blocker(what, f"its command is `{process.command[:120]}`", hint))
+        return found
+
+
+def _own(process: facts.Process) -> bool:
+    return process.unit in {"nvidia-persistenced.service", "nvidia-powerd.service", "nvidia-fabricmanager.service"}
+
+
+def _declaration(owner: Owner) -> str:
+    kind = owner.kind if owner.kind != "process" else "unit"
+    name = owner.name if owner.kind != "process" else "NAME.service"
+    return f"{name}: {{kind: {kind}, policy: pause}}"
+
+
+class UpgradePossible(State):
+    """Nothing known stands in the way: packages to be had, kernel headers, room, a sound dpkg, and only known GPU users."""
+
+    def __init__(self, goal: Upgrade) -> None:
+        """Take the goal."""
+        self.name = "upgrade_possible"
+        self._goal = goal
+        self._candidates = packages.candidates_fact(goal.version)
+        self._disk = facts.disk_fact("/var/lib/lodger")
+        self.facts = (facts.LEDGER, *goal.reads, *facts.FOOTPRINT, KERNEL, self._candidates, self._disk)
+
+    def missing(self, read: Facts) -> str:
+        """Return the first thing in the way."""
+        return next((blocker.what for blocker in self.blockers(read)), "")
+
+    def blockers(self, read: Facts) -> list[Blocker]:
+        """Return everything in the way; nothing is, once the goal is reached."""
+        if self._goal.reached(read):
+            return []
+        kernel, dpkg, found = read[KERNEL], read[DPKG], []
+        if not kernel.headers:
+            hint = f"apt-get install linux-headers-{kernel.release}"
+            found.append(
+                Blocker(f"the headers of the running kernel {kernel.release} are missing", "dkms could not build", hint)
+            )
+        offered = read[self._candidates]
+        lacking = [name for name in packages.stack(self._goal.version) if name not in offered]
+        if lacking:
+            cause = f"apt-cache madison {lacking[0]} has no version {self._goal.version}"
+            found.append(
+                Blocker(f"apt cannot install driver {self._goal.version}", cause, "apt-get update, or add its repository")
+            )
+        if dpkg.complaint and not read[facts.LEDGER]:  # what a cut-off run of ours left is mended by the next state
+            found.append(Blocker("dpkg is not at peace", dpkg.complaint, "dpkg --configure -a; apt-get -f install"))
+        disk = read[self._disk]
+        if disk.free < _ROOM or not disk.writable:
+            cause = f"{disk.free / 2**30:.1f} GiB are free, {_ROOM / 2**30:.0f} GiB are needed"
+            found.append(Blocker("there is no room for two drivers", cause, "make room below /var"))
+        return [*found, *self._goal.strangers(read)]
+
+
+class DpkgFree(State):
+    """Nobody else installs packages: an unattended upgrade that runs is waited for."""
+
+    def __init__(self, goal: Upgrade) -> None:
+        """Take the goal."""
+        self.name = "dpkg_free"
+        self._goal = goal
+        self.facts = goal.reads
+        self.deadline = _PATIENCE
+        self.only_waits = True
+
+    def missing(self, read: Facts) -> str:
+        """Return who holds dpkg's lock."""
+        busy = read[DPKG].busy
+        return f"dpkg is locked by {busy}" if busy and not self._goal.reached(read) else ""
+
+    def act(self, read: Facts) -> list[Command]:
+        """Return nothing: it only waits."""
+        del read
+        return []
+
+
+class PackagesCached(State):
+    """The new packages are on the host, and so are the old ones, which the undo needs."""
+
+    def __init__(self, goal: Upgrade) -> None:
+        """Take the goal."""
+        self.name = "packages_cached"
+        self._goal = goal
+        self._candidates = packages.candidates_fact(goal.version)
+        self._new, self._old = packages.cached_fact("new"), packages.cached_fact("old")
+        self.facts = (*goal.reads, self._candidates, self._new, self._old)
+
+    def _lacking(self, read: Facts) -> tuple[list[str], list[Package]]:
+        dpkg, new, old = read[DPKG], read[self._new], read[self._old]
+        wanted = [
+            name
+            for name, version in read[self._candidates].items()
+            if new.get(name) != version and (name not in dpkg.packages or dpkg.packages[name].version != version)
+        ]
+        there = [one for one in dpkg.packages.values() if one.well and _foreign_branch(one.name, self._goal.version)]
+        return wanted, [one for one in there if old.get(one.name) != one.version]
+
+    def missing(self, read: Facts) -> str:
+        """Return the first package that is not in the cache."""
+        if self._goal.reached(read):
+            return ""
+        new, old = self._lacking(read)
+        if new:
+            return f"{new[0]} is not downloaded"
+        return f"the way back, {old[0].name} {old[0].version}, is not downloaded" if old else ""
+
+    def act(self, read: Facts) -> list[Command]:
+        """Return both downloads; nothing is installed."""
+        offered = read[self._candidates]
+        _, old = self._lacking(read)
+        new = packages.pinned(offered, offered)
+        options = ["-y", "-q", "--download-only", "--allow-change-held-packages", "-o", f"Dir::Cache::archives={CACHE}/new"]
+        back = quote([f"{one.name}={one.version}" for one in old])
+        fetch_old = f"cd {CACHE}/old && {{ apt-get download -q {back} || cp -n {_archived(old)} .; }}" if old else ":"
+        return [
+            Command(
+                f"mkdir -p {CACHE}/new/partial {CACHE}/old && {fetch_old}",
+                why="download the packages that are installed now: the way back",
+                timeout=1800,
+            ),
+            run("apt-get", "install", *options, *new, why="download the new packages", timeout=1800),
+        ]
+
+    def undo(self, before: Facts, now: Facts) -> NoUndo:
+        """Keep them."""
+        del before, now
+        return NoUndo("downloaded packages change nothing, and the next try needs them")
+
+
+def _foreign_branch(name: str, version: str) -> bool:
+    number = re.search(r"-(\d{3})(?:-|$)", name)
+    return number is not None and number[1] != packages.branch(version)
+
+
+def _archived(wanted: Sequence[Package]) -> str:
+    return " ".join(f"/var/cache/apt/archives/{quote([one.name])}_*" for one in wanted)
+
+
+# Paths of the new packages that another package owns: "owner new-package path".
+CONFLICTS = Fact(
+    "file conflicts",
+    f"""for deb in {CACHE}/new/*.deb; do
+    [ -e "$deb" ] || continue
+    name=$(dpkg-deb -f "$deb" Package)
+    dpkg-deb --fsys-tarfile "$deb" | tar -t | grep -v '/$' | sed 's|^\\./|/|' | xargs -r dpkg-query -S 2>/dev/null |
+        sed -n "s|^\\([^:,]*\\)[^ ]*: \\(.*\\)|\\1 $name \\2|p" | awk '$1 != $2'
+done
+true""",
+    lambda text: [tuple(line.split(" ", 2)) for line in text.splitlines() if line.count(" ") >= 2],
+)
+
+
+class DriverInstalled(State):
+    """The compute stack of the declared driver is installed and held, its module built for the running kernel, dpkg at peace.
+
+    What is loaded is not touched. The undo installs the old packages again and sees to it that their module is loaded.
+    """
+
+    def __init__(self, goal: Upgrade) -> None:
+        """Take the goal."""
+        self.name = "driver_installed"
+        self._goal = goal
+        self._candidates = packages.candidates_fact(goal.version)
+        self._old = packages.cached_fact("old")
+        self.facts = (*goal.reads, KERNEL, self._candidates, CONFLICTS, self._old)
+        self.undo_deadline = 120.0
+
+    def missing(self, read: Facts) -> str:
+        """Return what is not installed, held, built or at peace."""
+        missing = self._goal.installed(read)
+        if missing:
+            return missing
+        kernel = read[KERNEL]
+        return (
+            "" if self._goal.version in kernel.built else f"no module {self._goal.version} is built for kernel {kernel.release}"
+        )
+
+    def blockers(self, read: Facts) -> list[Blocker]:
+        """Return a file of the new packages that somebody else's package owns."""
+        return [
+            Blocker(f"{owner} owns {path}, which {new} brings too", hint=f"ask who installed {owner}; nothing was changed")
+            for owner, new, path in read[CONFLICTS]
+            if not _foreign_branch(owner, self._goal.version) and not owner.endswith(f"-{packages.branch(self._goal.version)}")
+        ]
+
+    def act(self, read: Facts) -> list[Command]:
+        """Return simulation, then one detached step: conflicts out of the way, install, mend, hold."""
+        offered = read[self._candidates]
+        wanted = packages.pinned(offered, packages.stack(self._goal.version))
+        # No --no-download: a dependency that the cache lacks is still to be had.
+        options = ["-y", "-q", "--allow-change-held-packages", "-o", f"Dir::Cache::archives={CACHE}/new"]
+        install = quote(["apt-get", "install", *options, "-o", "Dpkg::Options::=--force-confold", *wanted])
+        in_the_way = sorted({owner for owner, _, _ in read[CONFLICTS] if _foreign_branch(owner, self._goal.version)})
+        remove = f"dpkg --remove --force-depends {quote(in_the_way)}\n" if in_the_way else ""
+        script = f"""set -e
+export DEBIAN_FRONTEND=noninteractive
+dpkg --configure -a || true
+{remove}{install} || {{ dpkg --configure -a; apt-get -y -q -f install; {install}; }}
+dpkg --configure -a
+apt-get -y -q -f install
+apt-mark hold {quote(packages.stack(self._goal.version))}
+dkms status"""
+        simulate = quote(["apt-get", "-s", "-q", *options[2:], "-f", "install", *([] if in_the_way else wanted)])
+        return [
+            Command(simulate, why="let apt simulate it first", timeout=120),
+            detached("driver-install", script, why=f"install driver {self._goal.version}", timeout=_INSTALL),
+        ]
+
+    def _were(self, before: Facts) -> list[Package]:
+        return [one for one in before[DPKG].packages.values() if one.well]
+
+    def undo(self, before: Facts, now: Facts) -> list[Command] | NoUndo:
+        """Return what brings the packages of before back, with their holds, and loads their module."""
+        if before[DPKG].packages == now[DPKG].packages and not now[DPKG].complaint:
+            return NoUndo("the packages are as they were")
+        were = self._were(before)
+        known = {one.name for one in were}
+        extra = [one.name for one in now[DPKG].packages.values() if one.name not in known and one.status[1:2] not in {"n", "c"}]
+        held = [one.name for one in were if one.held]
+        unhold = sorted({*extra, *packages.stack(self._goal.version)} - set(held))
+        modules = quote(["modprobe", "-a", *reversed(packages.unload_order(before[KERNEL].modules))])
+        script = f"""set -e
+export DEBIAN_FRONTEND=noninteractive
+apt-mark unhold {quote(unhold)} || true
+{f"dpkg --remove --force-depends --force-remove-reinstreq {quote(sorted(extra))}" if extra else ":"}
+dpkg --install --force-confold --force-downgrade {CACHE}/old/*.deb
+dpkg --configure -a
+{f"apt-mark hold {quote(held)}" if held else ":"}
+[ "$(sed -n 's/^NVRM version.* \\([0-9][0-9.]*\\) .*/\\1/p' /proc/driver/nvidia/version 2>/dev/null)" != "" ] || {modules}
+nvidia-smi"""
+        return [detached("driver-undo", script, why="bring the old driver back", timeout=_INSTALL)]
+
+    def undone(self, before: Facts, now: Facts) -> str:
+        """Return what of packages and loaded driver is not as before."""
+        was, is_now = before[DPKG], now[DPKG]
+        if is_now.complaint and not was.complaint:
+            return f"dpkg is not at peace: {is_now.complaint}"
+        for one in self._were(before):
+            if is_now.packages.get(one.name) != one:
+                return f"{one.name} is not as it was"
+        if now[facts.DRIVER].loaded != before[facts.DRIVER].loaded:
+            return f"the kernel has {now[facts.DRIVER].loaded or 'no NVIDIA module'}, not {before[facts.DRIVER].loaded}"
+        return now[facts.DRIVER].complaint if not before[facts.DRIVER].complaint else ""
+
+
+class GpusReleased(State):
+    """Nobody has a GPU open, or the goal is reached: only then can the module be unloaded."""
+
+    def __init__(self, goal: Upgrade) -> None:
+        """Take the goal."""
+        self.name = "gpus_released"
+        self._goal = goal
+        self.facts = (*goal.reads, *facts.FOOTPRINT)
+        self.deadline = 120.0
+
+    def missing(self, read: Facts) -> str:
+        """Return who still has a GPU open."""
+        if self._goal.reached(read):
+            return ""
+        return next((f"pid {process.pid} ({owner}) still has a GPU open" for process, owner in self._goal.holders(read)), "")
+
+    def blockers(self, read: Facts) -> list[Blocker]:
+        """Return who is neither ours nor named: they came after the first look."""
+        return self._goal.strangers(read) if self.missing(read) else []
+
+    def act(self, read: Facts) -> list[Command]:
+        """Return nothing: the owners were stopped by the states before, and their processes only have to end."""
+        del read
+        return []
+
+
+class DriverLoaded(State):
+    """The kernel runs the declared driver, and library and nvidia-smi agree with it."""
+
+    def __init__(self, goal: Upgrade) -> None:
+        """Take the goal."""
+        self.name = "driver_loaded"
+        self._goal = goal
+        self.facts = (*goal.reads, KERNEL, *facts.FOOTPRINT)
+        self.deadline = 60.0
+
+    def missing(self, read: Facts) -> str:
+        """Return in what the loaded driver is not the declared one."""
+        return self._goal.loaded(read)
+
+    def act(self, read: Facts) -> list[Command]:
+        """Return one detached step: unload users first, load the new module, make its device nodes, ask nvidia-smi."""
+        order = packages.unload_order(read[KERNEL].modules)
+        unload = quote(["rmmod", *order]) if order else ":"
+        script = f"""set -e
+{unload}
+modprobe nvidia
+modprobe nvidia_uvm
+if command -v nvidia-modprobe >/dev/null; then nvidia-modprobe -c 0 -u || true; fi
+nvidia-smi"""
+        return [detached("driver-load", script, why=f"load driver {self._goal.version}", timeout=300)]
+
+    def evidence(self, read: Facts) -> str:
+        """Return who holds what: processes, and users of the modules."""
+        lines = [f"pid {process.pid} ({owner}): {' '.join(process.devices)}" for process, owner in self._goal.holders(read)]
+        modules = read[KERNEL].modules
+        lines += [
+            f"module {name}: used {modules[name][0]} times {' '.join(modules[name][1])}"
+            for name in packages.unload_order(modules)
+        ]
+        return "\n".join(lines)
+
+    def undo(self, before: Facts, now: Facts) -> list[Command] | NoUndo:
+        """Return the unloading of the new module; the old one is loaded once its packages are back."""
+        del before
+        if now[facts.DRIVER].loaded != self._goal.version:
+            return NoUndo("the new module is not loaded")
+        order = packages.unload_order(now[KERNEL].modules)
+        return [detached("driver-unload", quote(["rmmod", *order]), why="unload the new module", timeout=120)]
+
+    def undone(self, before: Facts, now: Facts) -> str:
+        """Return that the new module is still loaded."""
+        del before
+        return "the new module is still loaded" if now[facts.DRIVER].loaded == self._goal.version else ""
