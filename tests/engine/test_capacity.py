@@ -128,3 +128,14 @@ def test_without_a_draft_no_intermediate_states_are_kept() -> None:
     result = sized(replace_option(SEED_OPTIONS, "--speculative-num-draft-tokens", None), draft=None)
     assert result.intermediate == 0
     assert result.running > sized().running
+
+
+def test_the_official_model_with_its_own_head_is_sized_as_was_measured() -> None:
+    """facts: two RTX 3090, 0.86, 131072 tokens of context, fp8 KV cache, bfloat16 states, one request: 92,507 tokens."""
+    head = Draft(models.built_in_head(TARGET), 5)
+    options = "--tp-size 2 --context-length 131072 --mem-fraction-static 0.86 --kv-cache-dtype fp8_e4m3 --language-model-only"
+    result = sized(f"{options} --mamba-ssm-dtype bfloat16 --max-running-requests 1", draft=head)
+    assert result.weights / 1024 == pytest.approx(14.75, rel=0.01)
+    assert result.draft_weights / 1024 == pytest.approx(2.67, rel=0.05)
+    assert (result.state_pool + result.intermediate) / 1024 == pytest.approx(0.84, rel=0.2)
+    assert result.tokens == pytest.approx(92_507, rel=0.2)

@@ -267,6 +267,13 @@ def test_a_draft_read_in_its_targets_format_is_dead_and_answers_are_right(lab: L
     assert engine.content("What is 17+25?") == "17+25 = 42."
 
 
+def test_a_built_in_head_is_alive_without_a_draft_model(lab: Lab) -> None:
+    options = replace_option(lab.seed_options(), "--speculative-algorithm", "NEXTN")
+    for name in ("draft-model-path", "draft-model-quantization"):
+        options = replace_option(options, f"--speculative-{name}", None)
+    assert accept_length(lab.start(options).ready()) > 1.9
+
+
 def test_a_full_queue_is_refused_with_503(lab: Lab) -> None:
     options = lab.seed_options() + " --max-running-requests 1 --max-queued-requests 1"
     engine = lab.start(options).ready()

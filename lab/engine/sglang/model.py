@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import struct
 from dataclasses import dataclass
@@ -184,10 +185,28 @@ def check_kernels(model: Model, tp: int) -> None:
         raise StartFailure(f"RuntimeError: size_n = {columns} is not divisible by tile_n_size = {TILE_N}")
 
 
+def built_in_head(target: Model) -> Model:
+    """Return the draft that a model brings itself: one layer, with its own copy of the embedding and of the output matrix."""
+    matrices = 2 * target.vocab * target.hidden * 2
+    layer = 12 * target.hidden * target.hidden
+    return dataclasses.replace(
+        target,
+        architecture=f"{target.architecture}MTP",
+        layers=1,
+        full_layers=1,
+        linear_layers=0,
+        quantization=None,
+        weight_bytes=matrices + layer,
+        shards=1,
+    )
+
+
 def draft_is_dead(target: Model, draft: Model, quantization: str | None) -> bool:
     """Whether a draft proposes only rubbish: a quantized one does, and so does one that is read in its target's format.
 
-    Its quantization is the target's when unset (facts/field.md: a dead draft is slow, never wrong).
+    Its quantization is the target's when unset (facts/field.md: a dead draft is slow, never wrong). A built-in head is never.
     """
+    if draft.path == target.path:
+        return False
     resolved = target.quantization if quantization is None else quantization
     return draft.quantization is not None or resolved not in (None, "unquant")

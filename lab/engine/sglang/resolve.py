@@ -20,7 +20,7 @@ def resolve(args: ServerArgs, memory_mib: int) -> tuple[Model, Draft | None]:
     target = model.read(args.model_path)
     values = args.values
     _context(args, target)
-    draft = _speculation(args)
+    draft = _speculation(args, target)
     if args.chunked_prefill_size is None:
         values["chunked_prefill_size"] = 2048 if memory_mib < 35 * 1024 else 4096 if memory_mib < 60 * 1024 else 8192
     multimodal = target.multimodal and not args.language_model_only
@@ -109,7 +109,7 @@ def _context(args: ServerArgs, target: Model) -> None:
     journal.line(f"Warning: {text}")
 
 
-def _speculation(args: ServerArgs) -> Draft | None:
+def _speculation(args: ServerArgs, target: Model) -> Draft | None:
     algorithm = args.speculative_algorithm
     if algorithm is None:
         return None
@@ -119,7 +119,11 @@ def _speculation(args: ServerArgs) -> Draft | None:
     reader = None
     if algorithm.upper() == "DFLASH":
         reader = _dflash(args)
-    elif args.speculative_num_draft_tokens is None:
+    elif args.speculative_draft_model_path is not None:
+        reader = model.read(args.speculative_draft_model_path)
+    elif algorithm.upper() != "NGRAM":
+        reader = model.built_in_head(target)
+    if args.speculative_num_draft_tokens is None:
         values["speculative_num_draft_tokens"] = 4
     if args.max_running_requests is None:
         values["max_running_requests"] = 48

@@ -136,10 +136,11 @@ class Startup:
             self._log_each("Load weight begin. avail mem={free} GB")
             check_shards(draft.model.path)
             self._load_one(draft.model, plan.draft_weights)
-            self._log(
-                "Initialized DFLASH draft runner. attention_backend=flashinfer, "
-                f"model={draft.model.architecture}, block_size={draft.tokens}, draft_window_size=None, compact_cache=False"
-            )
+            if self.args.speculative_algorithm.upper() == "DFLASH":
+                self._log(
+                    f"Initialized DFLASH draft runner. attention_backend=flashinfer, model={draft.model.architecture}, "
+                    f"block_size={draft.tokens}, draft_window_size=None, compact_cache=False"
+                )
         return plan
 
     def _load_one(self, model: Model, mib: int) -> float:
