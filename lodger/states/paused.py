@@ -1,0 +1,219 @@
+"""Taking neighbours and our own services off the GPUs for a while, and putting back exactly those that were taken off.
+
+What was running is read from the ledger: it has the facts from before the first change, however often the run was cut off.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from lodger import facts, paths
+from lodger.command import Command, quote, run
+from lodger.facts import Fact, Facts
+from lodger.footprint import Owner
+from lodger.states.base import NoUndo, State
+from lodger.states.service import Managed, ServiceReady
+from lodger.states.standing import Reading, Standing, not_back
+
+Reached = Callable[[Facts], bool]
+
+
+def stopped_by_run(read: Facts) -> tuple[frozenset[str], Facts | None]:
+    """Return what the unfinished run has stopped, by ``kind name``, and the facts from before it; nothing without a ledger."""
+    text = read[facts.LEDGER]
+    if not text:
+        return frozenset(), None
+    data = json.loads(text)
+    return frozenset(data["stops"]), Facts.load(data["before"])
+
+
+class NeighbourPaused(State):
+    """A neighbour that may be paused does not run, stopped through its owner, until the goal is reached."""
+
+    def __init__(self, kind: str, name: str, reached: Reached, reads: Sequence[Fact[Any]]) -> None:
+        """Take ``kind`` and ``name``, and the goal: its predicate and the facts it reads."""
+        self.name = f"neighbour_paused({name})"
+        self._reading, self._reached = Reading(kind, name), reached
+        self.facts = (self._reading.fact, *reads)
+        self.deadline = self.undo_deadline = 120.0
+        self._id = f"{kind} {name}"
+
+    def missing(self, read: Facts) -> str:
+        """Return that it runs."""
+        now = self._reading.of(read)
+        return f"{now.name} is running" if now is not None and now.active and not self._reached(read) else ""
+
+    def stops(self, read: Facts) -> list[str]:
+        """Return the neighbour."""
+        del read
+        return [self._id]
+
+    def act(self, read: Facts) -> list[Command]:
+        """Return the stop."""
+        now = self._reading.of(read)
+        return now.stop() if now is not None else []
+
+    def touched(self, read: Facts) -> frozenset[Owner]:
+        """Return under which names it may change."""
+        now = self._reading.of(read)
+        return now.owners() if now is not None else frozenset()
+
+    def undo(self, before: Facts, now: Facts) -> list[Command] | NoUndo:
+        """Return the start of what ran before."""
+        del now
+        was = self._reading.of(before)
+        return was.start() if was is not None and was.active else NoUndo("it did not run")
+
+    def undone(self, before: Facts, now: Facts) -> str:
+        """Return what does not run again."""
+        return _not_running(self._reading.of(before), self._reading.of(now))
+
+
+def _not_running(was: Standing | None, now: Standing | None) -> str:
+    if was is None or not was.active:
+        return ""
+    return not_back(was, now)
+
+
+class NeighbourResumed(State):
+    """What this run stopped of a neighbour runs again; what did not run before is left alone."""
+
+    def __init__(self, kind: str, name: str) -> None:
+        """Take ``kind`` and ``name``."""
+        self.name = f"neighbour_resumed({name})"
+        self._reading = Reading(kind, name)
+        self._id = f"{kind} {name}"
+        self.facts = (facts.LEDGER, self._reading.fact)
+        self.deadline = self.undo_deadline = 120.0
+
+    def _was(self, read: Facts) -> Standing | None:
+        stopped, before = stopped_by_run(read)
+        return self._reading.of(before) if before is not None and self._id in stopped else None
+
+    def missing(self, read: Facts) -> str:
+        """Return what does not run again."""
+        return _not_running(self._was(read), self._reading.of(read))
+
+    def act(self, read: Facts) -> list[Command]:
+        """Return the start of what ran before."""
+        was = self._was(read)
+        return was.start() if was is not None else []
+
+    def touched(self, read: Facts) -> frozenset[Owner]:
+        """Return under which names it may change."""
+        now = self._reading.of(read)
+        return now.owners() if now is not None else frozenset()
+
+    def undo(self, before: Facts, now: Facts) -> list[Command] | NoUndo:
+        """Return the stop: the GPUs are needed once more, to go back."""
+        del before
+        standing = self._reading.of(now)
+        return standing.stop() if standing is not None and standing.active else NoUndo("it does not run")
+
+    def undone(self, before: Facts, now: Facts) -> str:
+        """Return that it still runs."""
+        del before
+        standing = self._reading.of(now)
+        return f"{standing.name} is still running" if standing is not None and standing.active else ""
+
+
+class ServiceStopped(State):
+    """A service of ours does not run, its last request answered, until the goal is reached."""
+
+    def __init__(self, service: Managed, host: str, reached: Reached, reads: Sequence[Fact[Any]]) -> None:
+        """Take the service, its host, and the goal."""
+        self.name = f"service_stopped({service.name})"
+        self._service, self._reached = service, reached
+        self._unit = facts.unit_fact(service.unit)
+        self._serving = facts.serving_fact(service.container, service.unit, host)
+        self.facts = (self._unit, *reads)
+        self.undo_facts = (self._serving,)
+        self.undo_deadline = service.start
+
+    def missing(self, read: Facts) -> str:
+        """Return that it runs."""
+        unit = read[self._unit]
+        up = unit is not None and unit.active in {"active", "activating", "reloading", "deactivating"}
+        return f"{self._service.name} is running" if up and not self._reached(read) else ""
+
+    def stops(self, read: Facts) -> list[str]:
+        """Return the unit."""
+        del read
+        return [f"unit {self._service.unit}"]
+
+    def act(self, read: Facts) -> list[Command]:
+        """Return the stop."""
+        del read
+        return [
+            run("systemctl", "stop", self._service.unit, why="its running requests end first", timeout=self._service.stop + 60)
+        ]
+
+    def undo(self, before: Facts, now: Facts) -> list[Command] | NoUndo:
+        """Return the start, if it ran."""
+        del now
+        unit = before[self._unit]
+        if unit is None or unit.active != "active":
+            return NoUndo("it did not run")
+        name = quote([self._service.unit])
+        script = f"systemctl reset-failed {name} 2>/dev/null; systemctl start {name}"
+        return [Command(script, why=f"start {self._service.name} again", timeout=self._service.stop + 60)]
+
+    def undone(self, before: Facts, now: Facts) -> str:
+        """Return that it is not as ready as it was."""
+        was = before[self._serving]
+        return "" if was.health != 200 or now[self._serving].health == 200 else f"{self._service.name} is not ready again"
+
+
+class ServiceResumed(ServiceReady):
+    """A service of ours that this run stopped is ready again."""
+
+    def __init__(self, service: Managed, host: str) -> None:
+        """Take the service and its host."""
+        super().__init__(service, host)
+        self._id = f"unit {service.unit}"
+        self.facts = (facts.LEDGER, *self.facts)
+
+    def missing(self, read: Facts) -> str:
+        """Return what keeps it from being ready; nothing for one that this run did not stop."""
+        stopped, _ = stopped_by_run(read)
+        return super().missing(read) if self._id in stopped else ""
+
+    def undo(self, before: Facts, now: Facts) -> list[Command] | NoUndo:
+        """Return the stop: the GPUs are needed once more, to go back."""
+        del before, now
+        return [run("systemctl", "stop", self.service.unit, why="free the GPUs to go back", timeout=self.service.stop + 60)]
+
+
+class NeighbourWarned(State):
+    """The people behind a neighbour were told, so many minutes before it is paused."""
+
+    def __init__(
+        self, name: str, command: str, minutes: int, run_name: str, reached: Reached, reads: Sequence[Fact[Any]]
+    ) -> None:
+        """Take the neighbour's name, the command that tells (run by sh with WHEN, WHAT and HOST set), and how long before."""
+        self.name = f"neighbour_warned({name})"
+        self._command, self._minutes, self._reached = command, minutes, reached
+        self._record = f"warned/{run_name}-{name}"
+        self.facts = (facts.DEPLOYED, *reads)
+
+    def missing(self, read: Facts) -> str:
+        """Return that nobody was told."""
+        told = read[facts.DEPLOYED].record(self._record) is not None
+        return "" if told or self._reached(read) else f"nobody was told yet; the pause begins {self._minutes} minutes after"
+
+    def act(self, read: Facts) -> list[Command]:
+        """Return the telling, the wait, and the note that it was done."""
+        del read
+        tell = f"WHEN=before MINUTES={self._minutes} sh -c {quote([self._command])}"
+        return [
+            Command(tell, why="tell the people behind it", timeout=120),
+            Command(f"sleep {self._minutes * 60}", why="give them time", sudo=False, timeout=self._minutes * 60 + 60),
+            paths.write(f"{paths.VAR}/{self._record}", "told\n", why="note that they were told"),
+        ]
+
+    def undo(self, before: Facts, now: Facts) -> NoUndo:
+        """Leave it: what was said cannot be unsaid."""
+        del before, now
+        return NoUndo("what was said cannot be unsaid")
