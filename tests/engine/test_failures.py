@@ -428,8 +428,7 @@ def slow(lab: Lab) -> None:
         engine.chat("Explain in detail.", max_tokens=300)
         return time.monotonic() - began
 
-    seconds()
-    usual = seconds()
+    usual = min(seconds() for _ in range(4))
     faults.set_fault(lab.control, "slow", factor=20)
     time.sleep(0.2)
     assert seconds() > 4 * usual

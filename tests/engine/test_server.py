@@ -320,3 +320,8 @@ def test_other_settings_serve_short_and_long_prompts(tmp_path: Path, change: tup
         assert (cached > 10_000) == (change[0] != "--disable-radix-cache")
         if change[0] == "--chunked-prefill-size":
             assert engine.log.count("Prefill batch, #new-seq: 1, #new-token: 512,") > 20
+
+
+def test_an_empty_prompt_is_refused(engine: Engine) -> None:
+    assert engine.post("/generate", {"text": ""})[0] == 400
+    assert engine.post("/v1/completions", {"prompt": ""})[0] == 400

@@ -42,6 +42,8 @@ class Answers:
         temperature = body.get("temperature")
         if isinstance(temperature, int | float) and temperature < 0:
             raise BadRequest(f"temperature must be a non-negative finite number, got {float(temperature)}.")
+        if prompt == 0:
+            raise BadRequest("The prompt cannot be empty.")
         if prompt >= context:
             journal.raw(
                 "[transformers] Token indices sequence length is longer than the specified maximum sequence length for this "
