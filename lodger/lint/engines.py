@@ -1,5 +1,7 @@
 """Rules about an engine's settings."""
 
+# ruff: noqa: D401  a rule's first line is a sentence that says what is wrong
+
 from __future__ import annotations
 
 import json
@@ -58,8 +60,8 @@ def no_room_for_activations(view: View) -> Iterator[Hit]:
         if isinstance(predicted, Prediction) and predicted.spare < 0:
             yield Hit(
                 served.at("mem_fraction_static"),
-                f"{served.engine.mem_fraction_static} of {served.name} leaves {-predicted.spare:,.0f} MiB too little outside the "
-                "pools: it starts and warms up, then the first long prompt ends in an out-of-memory error",
+                f"{served.engine.mem_fraction_static} of {served.name} leaves {-predicted.spare:,.0f} MiB too little outside "
+                "the pools: it starts and warms up, then the first long prompt ends in an out-of-memory error",
                 f"at most {largest_fraction(predicted)}",
             )
 
@@ -86,8 +88,8 @@ def more_requests_than_the_pool_admits(view: View) -> Iterator[Hit]:
             )
             yield Hit(
                 served.at("max_running_requests"),
-                f"{declared} requests are declared for {served.name}, {predicted.running} really run at once ({why}); the engine "
-                "only says so in one line of its log",
+                f"{declared} requests are declared for {served.name}, {predicted.running} really run at once ({why}); the "
+                "engine only says so in one line of its log",
                 f"at most {predicted.running}; `./ops capacity --host {served.host.name}` says what gives more",
             )
 
@@ -113,7 +115,7 @@ def context_longer_than_the_model(view: View) -> Iterator[Hit]:
 @rule(
     "L023",
     Severity.ERROR,
-    bad=["pools: {p: {context_length: 262144, mamba_full_memory_ratio: 2.0}}"],
+    bad=["pools: {p: {context_length: 262144, mamba_full_memory_ratio: 3.0}}"],
     good=["pools: {p: {context_length: 65536}}"],
 )
 def context_longer_than_the_pool(view: View) -> Iterator[Hit]:
@@ -123,8 +125,8 @@ def context_longer_than_the_pool(view: View) -> Iterator[Hit]:
         if isinstance(predicted, Prediction) and served.engine.context_length > predicted.tokens:
             yield Hit(
                 served.at("context_length"),
-                f"the KV cache of {served.name} holds {predicted.tokens:,} tokens: a request of {served.engine.context_length:,} "
-                "can never run",
+                f"the KV cache of {served.name} holds {predicted.tokens:,} tokens: a request of "
+                f"{served.engine.context_length:,} can never run",
                 "a shorter context, a lower mamba_full_memory_ratio, or kv_cache_dtype: fp8_e4m3",
             )
 
@@ -132,7 +134,7 @@ def context_longer_than_the_pool(view: View) -> Iterator[Hit]:
 @rule(
     "L024",
     Severity.ERROR,
-    bad=["pools: {p: {draft: {tokens: 16}}}", "pools: {p: {draft: {tokens: 4}}}"],
+    bad=["pools: {p: {max_running_requests: 2, draft: {tokens: 16}}}", "pools: {p: {draft: {tokens: 4}}}"],
     good=["pools: {p: {draft: {tokens: 16}}}\ndraft_config: {block_size: 16}", "pools: {p: {draft: null}}"],
 )
 def draft_tokens_other_than_the_block(view: View) -> Iterator[Hit]:
@@ -183,7 +185,8 @@ def _parser(view: View, setting: str, index: int, without: str) -> Iterator[Hit]
         if given is None and needs:
             yield Hit(
                 served.at(setting),
-                f"{served.pool.model} ({family}) needs a parser that is not declared: {without}; the engine's log only hints at it",
+                f"{served.pool.model} ({family}) needs a parser that is not declared: {without}; the engine's log "
+                "only hints at it",
                 f"{setting}: {needs}",
             )
         elif given is not None and _known(served) and given not in choices:
@@ -356,7 +359,8 @@ def little_shared_memory(view: View) -> Iterator[Hit]:
         if served.worker.tp > 1 and served.engine.shm_size_gib < served.worker.tp:
             yield Hit(
                 served.at("shm_size_gib"),
-                f"{served.worker.tp} ranks talk through {served.engine.shm_size_gib} GiB of shared memory; NCCL fails where it is full",
+                f"{served.worker.tp} ranks talk through {served.engine.shm_size_gib} GiB of shared memory; NCCL fails where it "
+                "is full",
                 f"at least {served.worker.tp}, and 32 where the host has the memory",
             )
 

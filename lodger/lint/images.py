@@ -1,5 +1,7 @@
 """Rules about images, weights and what the hardware can do with them."""
 
+# ruff: noqa: D401  a rule's first line is a sentence that says what is wrong
+
 from __future__ import annotations
 
 import re
@@ -105,8 +107,8 @@ def fp8_through_marlin(view: View) -> Iterator[Hit]:
         if served.target and served.target.quantization == "fp8" and able and 8.0 <= able < nvidia.NATIVE_FP8:
             yield Hit(
                 served.at("model"),
-                f"the {served.host.gpus.model} has no FP8 units: weights are read as FP8 and computed in BF16 by Marlin kernels, "
-                "which decodes at BF16's speed with half the memory",
+                f"the {served.host.gpus.model} has no FP8 units: weights are read as FP8 and computed in BF16 by Marlin "
+                "kernels, which decodes at BF16's speed with half the memory",
                 "nothing to change",
             )
 
@@ -188,8 +190,8 @@ def projection_too_narrow_for_marlin(view: View) -> Iterator[Hit]:
             if width % _TILE:
                 yield Hit(
                     served.at("model"),
-                    f"{name} of {model.name} is {width} wide on each of {served.worker.tp} ranks, and Marlin takes multiples of "
-                    f"{_TILE}: the engine would crash at every start with `size_n = {width} is not divisible`",
+                    f"{name} of {model.name} is {width} wide on each of {served.worker.tp} ranks, and Marlin takes multiples "
+                    f"of {_TILE}: the engine would crash at every start with `size_n = {width} is not divisible`",
                     "serve weights that keep this projection unquantized, such as the official FP8 ones",
                 )
 

@@ -1,5 +1,7 @@
 """Rules about hosts, routers, neighbours, and the documents that releases and runbooks come from."""
 
+# ruff: noqa: D401  a rule's first line is a sentence that says what is wrong
+
 from __future__ import annotations
 
 import ipaddress
@@ -37,8 +39,8 @@ def balance_threshold_never_reached(view: View) -> Iterator[Hit]:
         if (most := min(max(running, default=0), max(predicted, default=1 << 30))) <= pool.routing.balance_abs_threshold:
             yield Hit(
                 Place(("pools", pool.name, "routing", "balance_abs_threshold")),
-                f"a worker runs {most} requests at once, so a difference of {pool.routing.balance_abs_threshold} never comes about: "
-                "one shared system prompt would send everybody to one worker",
+                f"a worker runs {most} requests at once, so a difference of {pool.routing.balance_abs_threshold} never comes "
+                "about: one shared system prompt would send everybody to one worker",
                 f"balance_abs_threshold: {max(most // 2, 1)}",
             )
 
@@ -55,8 +57,8 @@ def breaker_that_clients_trip(view: View) -> Iterator[Hit]:
         if path.name.startswith("router.") and "--disable-circuit-breaker" not in text:
             yield Hit(
                 Place(document=(path, 1)),
-                "the router's breaker counts answers with status 400 as failures: 20 bad requests in a row took a healthy pool of "
-                "two down for a minute, while /readiness said ready",
+                "the router's breaker counts answers with status 400 as failures: 20 bad requests in a row took a healthy pool "
+                "of two down for a minute, while /readiness said ready",
                 "--disable-circuit-breaker, and health checks every few seconds",
             )
 
@@ -66,7 +68,7 @@ def breaker_that_clients_trip(view: View) -> Iterator[Hit]:
     Severity.ERROR,
     bad=[
         "worker_template: '    restart: unless-stopped'",
-        "router_template: '- --disable-circuit-breaker\n    restart: always'",
+        "router_template: |\n  - --disable-circuit-breaker\n  restart: always",
     ],
     good=["worker_template: '    restart: \"no\"'"],
 )
@@ -93,8 +95,8 @@ def port_of_outgoing_connections(view: View) -> Iterator[Hit]:
             if port in _EPHEMERAL:
                 yield Hit(
                     Place(loc, host.name),
-                    f"port {port} is in the range of outgoing connections ({_EPHEMERAL.start} to {_EPHEMERAL.stop - 1}): one day it "
-                    "is taken when the service starts",
+                    f"port {port} is in the range of outgoing connections ({_EPHEMERAL.start} to {_EPHEMERAL.stop - 1}): one "
+                    "day it is taken when the service starts",
                     "a port below 32768 that nobody has",
                 )
 
@@ -167,8 +169,8 @@ def neighbour_without_memory(view: View) -> Iterator[Hit]:
             if neighbour.policy == "pause" and not neighbour.gpu_memory_mib:
                 yield Hit(
                     Place(("neighbours", name), host.name),
-                    f"{name} stays on the GPUs beside our workers with no memory promised: what it really holds is missing from "
-                    "their pools, and a deploy waits for it in vain",
+                    f"{name} stays on the GPUs beside our workers with no memory promised: what it really holds is missing "
+                    "from their pools, and a deploy waits for it in vain",
                     "gpu_memory_mib: what nvidia-smi shows for it, in MiB a GPU",
                 )
 

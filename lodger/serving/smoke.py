@@ -60,12 +60,15 @@ class Check:
 
 @dataclass(frozen=True)
 class SmokeReport:
-    """All checks, a chat reply to show (``reply``), and one undisturbed stream's time to first token and tokens/s."""
+    """All checks, a chat reply to show (``reply``), one undisturbed stream's time to first token and tokens/s, and what the
+    engine says of itself.
+    """
 
     checks: tuple[Check, ...]
     reply: str = ""
     ttft_s: float | None = None
     tokens_per_s: float | None = None
+    engine: EngineFacts | None = None
 
     @property
     def passed(self) -> bool:
@@ -439,7 +442,7 @@ def smoke(client: Client, expect: Expectation, progress: Callable[[Check], None]
         found = list(pool.map(lambda code, length: (code, client.stream(ask.soak(code, length), 180.0)), codes, lengths))
     health = client.get("/health", 30.0)
     note(judge_soak(found, health, expect), health, *(one.answer for _, one in found))
-    return SmokeReport(tuple(checks), content_of(replies[0][2]), stream.ttft_s, stream.tokens_per_s)
+    return SmokeReport(tuple(checks), content_of(replies[0][2]), stream.ttft_s, stream.tokens_per_s, facts)
 
 
 @dataclass(frozen=True)

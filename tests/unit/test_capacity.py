@@ -36,15 +36,14 @@ HEAD = Draft(algorithm="NEXTN", tokens=5)
 
 def engine(**settings: Any) -> Engine:
     values: dict[str, Any] = {
-            "context_length": 131072,
-            "mem_fraction_static": 0.80,
-            "chunked_prefill_size": 2048,
-            "max_running_requests": 48,
-            "mamba_full_memory_ratio": 0.75,
-            "draft": DFLASH,
-        }
-        | settings
-    )
+        "context_length": 131072,
+        "mem_fraction_static": 0.80,
+        "chunked_prefill_size": 2048,
+        "max_running_requests": 48,
+        "mamba_full_memory_ratio": 0.75,
+        "draft": DFLASH,
+    }
+    return Engine(**values | settings)
 
 
 @pytest.fixture
@@ -113,7 +112,7 @@ INT4 = dataclasses.replace(
     quantization="auto-round",
     head_bytes=int(2 * 248320 * 5120 * 2 + 0.43e9 * 2),
 )
-MEASURED = {
+MEASURED: dict[str, tuple[Checkpoint, dict[str, Any], int, int, int]] = {
     "INT4, float32 states": (INT4, {"mamba_ssm_dtype": "float32"}, 1, 26, 394_661),
     "INT4, bfloat16 states": (INT4, {"mamba_ssm_dtype": "bfloat16"}, 1, 55, 409_552),
     "INT4, eight requests": (INT4, {"mamba_ssm_dtype": "bfloat16", "max_running_requests": 8}, 8, 55, 330_691),
@@ -128,7 +127,12 @@ MEASURED = {
 
 
 def measured_engine(settings: dict[str, Any]) -> Engine:
-    common = {"mem_fraction_static": 0.90, "context_length": 262144, "kv_cache_dtype": "fp8_e4m3", "draft": HEAD}
+    common: dict[str, Any] = {
+        "mem_fraction_static": 0.90,
+        "context_length": 262144,
+        "kv_cache_dtype": "fp8_e4m3",
+        "draft": HEAD,
+    }
     return engine(**common | {"max_running_requests": 1, "mamba_full_memory_ratio": None} | settings)
 
 

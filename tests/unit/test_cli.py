@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -101,7 +102,8 @@ def test_render_writes_the_release_of_each_host_and_contacts_none(fleet: Fleet, 
             text = text.replace(f"tag: {image.tag}", f'digest: "sha256:{"5" * 64}"\n    tag: {image.tag}')
     (hosts / "fleet.yml").write_text(text)
     done = ops("render", "--host", "all", "--out", str(tmp_path / "out"), "--hosts-dir", str(hosts))
-    assert (done.returncode, done.stderr) == (0, "")
+    assert done.returncode == 0, done.stderr
+    assert all(re.search(r"\.yml:\d+: (warning|note) L\d+: ", line) for line in done.stderr.splitlines()), done.stderr
     assert [line.split(":")[0] for line in done.stdout.splitlines()] == ["node1", "node2"]
     assert (tmp_path / "out/node2/units/lodger-router.service").is_file()
     assert (tmp_path / "out/node1/worker-a/compose.yml").is_file()

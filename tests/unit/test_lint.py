@@ -1,0 +1,341 @@
+"""Every rule by its own examples; the pitfalls that cost the first deployment its hours; silencing; what a task does with it."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ruamel.yaml import YAML
+
+from lodger import inventory, lint
+from lodger.errors import InventoryError
+from lodger.inventory import Fleet
+from lodger.lint import RULES, Finding, Severity
+from lodger.lint.engines import options
+from lodger.lint.rule import View
+
+ROOT = Path(__file__).parents[2]
+HOSTS = ROOT / "hosts"
+
+# Nothing is wrong with it: the deployment of hosts/ on cards with FP8 units, open to a private network only.
+BASE = YAML(typ="safe").load(
+    """
+site: s
+images:
+  engine: {repository: docker.io/lmsysorg/sglang, tag: v0.5.19-cu129, digest: "sha256:DIGEST", cuda: "12.9"}
+  router: {repository: docker.io/lmsysorg/sglang-router, tag: v0.2.4, digest: "sha256:DIGEST"}
+models:
+  target: {served_name: t, directory: T, source: o/t, revision: 017b9c7af6b5689d5dd426a76e0bc077eb5ca20a}
+  draft: {directory: D, source: o/d, revision: 0a1b2c3d}
+weights: {endpoints: {modelscope: "https://modelscope.cn"}}
+pools:
+  p:
+    image: engine
+    router_image: router
+    model: target
+    draft: {model: draft, algorithm: DFLASH, tokens: 8, quantization: unquant}
+    context_length: 131072
+    mem_fraction_static: 0.80
+    chunked_prefill_size: 2048
+    mamba_full_memory_ratio: 0.75
+    mamba_radix_cache_strategy: extra_buffer
+    max_running_requests: 7
+    reasoning_parser: qwen3
+    tool_call_parser: qwen3_coder
+    disable_custom_all_reduce: true
+address: h
+gpus: {model: NVIDIA GeForce RTX 4090, count: 4, memory_mib: 24576}
+driver: "580.126.09"
+models_dir: /data/models
+workers: {a: {pool: p, gpus: [0, 1, 2, 3], port: 30000, listen: 10.0.0.1}}
+""".replace("DIGEST", "5" * 64)
+)
+FLEET_KEYS = ("site", "images", "models", "weights", "pools")
+HOST_KEYS = ("address", "ssh", "gpus", "driver", "models_dir", "neighbours", "workers", "router")
+
+
+def merged(base: Any, change: Any) -> Any:
+    """Return ``base`` with ``change`` in it, key by key; None takes a key out."""
+    if not isinstance(base, dict) or not isinstance(change, dict):
+        return change
+    result = dict(base)
+    for key, value in change.items():
+        if value is None:
+            result.pop(key, None)
+        else:
+            result[key] = merged(result.get(key), value)
+    return result
+
+
+def written(folder: Path, change: str) -> tuple[Fleet, View]:
+    """Write the base inventory with ``change`` into ``folder``, load it, and return it with the view that rules have of it."""
+    changes: dict[str, Any] = YAML(typ="safe").load(change) or {}
+    assert set(changes) <= {*FLEET_KEYS, *HOST_KEYS, "config", "index", "draft_config", "runbook"} | {
+        key for key in changes if key.endswith("_template")
+    }
+    whole = merged(BASE, {key: value for key, value in changes.items() if key in (*FLEET_KEYS, *HOST_KEYS)})
+    for name, keys in (("fleet", FLEET_KEYS), ("h", HOST_KEYS)):
+        with (folder / f"{name}.yml").open("w") as file:
+            YAML(typ="safe").dump({key: whole[key] for key in keys if key in whole}, file)
+    for name, source, parts in (
+        ("target", "qwen3.8-27b-fp8", {"config": "config.json", "index": "tensors.json"}),
+        ("draft", "qwen3.8-27b-dflash2", {"draft_config": "config.json"}),
+    ):
+        target = folder / "models" / name
+        shutil.copytree(HOSTS / "models" / source, target)
+        for key, file_name in parts.items():
+            if key in changes and changes[key] is None:
+                (target / file_name).unlink()
+            elif key in changes:
+                content = json.loads((target / file_name).read_text())
+                (target / file_name).write_text(json.dumps(merged(content, changes[key])))
+    fleet = inventory.load(folder)
+    templates = {path.name: path.read_text() for path in (ROOT / "templates").glob("*.compose.yml.j2")}
+    for key, text in changes.items():
+        if key.endswith("_template"):
+            templates[f"{key.removesuffix('_template')}.compose.yml.j2"] = text
+    root = folder / "root"
+    for kind, texts in (("templates", templates), ("runbooks", {"r.md": changes.get("runbook", "")})):
+        (root / kind).mkdir(parents=True)
+        for name, text in texts.items():
+            (root / kind / name).write_text(text)
+    return fleet, View.of(fleet, list(fleet.hosts.values()), root)
+
+
+def fired(folder: Path, change: str) -> list[str]:
+    _, view = written(folder, change)
+    return sorted({number for number, rule in RULES.items() for _ in rule.find(view)})
+
+
+def test_nothing_is_found_where_nothing_is_wrong(tmp_path: Path) -> None:
+    assert fired(tmp_path, "") == []
+
+
+@pytest.mark.parametrize(("number", "change"), [(rule.number, change) for rule in RULES.values() for change in rule.bad])
+def test_a_bad_example_is_found_by_its_rule_and_no_other(number: str, change: str, tmp_path: Path) -> None:
+    assert fired(tmp_path, change) == [number]
+
+
+@pytest.mark.parametrize(("number", "change"), [(rule.number, change) for rule in RULES.values() for change in rule.good])
+def test_a_good_example_is_not_found_by_its_rule(number: str, change: str, tmp_path: Path) -> None:
+    assert number not in fired(tmp_path, change)
+
+
+@pytest.mark.parametrize("number", RULES)
+def test_every_rule_is_whole(number: str) -> None:
+    rule = RULES[number]
+    assert rule.bad
+    assert rule.good
+    assert rule.summary.endswith(".")
+    assert re.fullmatch(r"L\d{3}", number)
+    assert f'<a id="{number.lower()}"></a>' in (ROOT / "README-ops.md").read_text(), "the link in its findings leads nowhere"
+
+
+def test_the_manual_lists_no_rule_that_is_not_there() -> None:
+    assert set(re.findall(r'<a id="(l\d+)"></a>', (ROOT / "README-ops.md").read_text())) == {number.lower() for number in RULES}
+
+
+def test_the_rules_know_the_options_of_the_pinned_engine() -> None:
+    """They and the simulated engine's option table, from the same parser, have to name the same options."""
+    table = json.loads((ROOT / "lab/engine/sglang/options.json").read_text())
+    flags = {flag for option in table for flag in option["flags"] if flag.startswith("--")}
+    assert set(options()["flags"]) == flags
+    assert set(options()["deprecated"]) <= flags
+
+
+# ---------------------------------------------------------------- the sites' own inventory, and the pitfalls
+
+
+@pytest.fixture
+def hosts(tmp_path: Path) -> Path:
+    shutil.copytree(HOSTS, tmp_path / "hosts")
+    return tmp_path / "hosts"
+
+
+Edit = Callable[[str, str, str], None]
+
+
+@pytest.fixture
+def edit(hosts: Path) -> Edit:
+    def replace(file: str, old: str, new: str) -> None:
+        text = (hosts / file).read_text()
+        assert text.count(old) == 1, f"{old!r} is {text.count(old)} times in {file}"
+        (hosts / file).write_text(text.replace(old, new))
+
+    return replace
+
+
+def errors(hosts: Path) -> list[Finding]:
+    return lint.errors(lint.check(inventory.load(hosts)))
+
+
+def test_the_sites_own_inventory_has_no_error() -> None:
+    assert errors(HOSTS) == []
+
+
+INT8 = {"quantization_config": {"quant_method": "gptq", "bits": 8, "modules_to_not_convert": None}}
+
+
+def test_pitfall_1_an_image_with_cuda_13_on_driver_545(hosts: Path, edit: Edit) -> None:
+    edit("fleet.yml", "tag: v0.5.19-cu129", "tag: v0.5.20")
+    edit("node1.yml", 'driver: "580.126.09"', 'driver: "545.23.06"')
+    (found,) = errors(hosts)
+    assert (found.rule, found.file) == ("L001", str(hosts / "node1.yml"))
+    assert (hosts / "node1.yml").read_text().splitlines()[found.line - 1].startswith("driver:")
+    assert "12.3" in found.reason
+    assert "13.0" in found.reason
+
+
+def test_pitfall_2_a_driver_by_its_metapackage(hosts: Path) -> None:
+    (hosts / "runbooks").mkdir()
+    (hosts / "runbooks" / "upgrade.md").write_text("# Upgrade\n\n```state\nrun: apt-get install -y nvidia-driver-580\n```\n")
+    (found,) = errors(hosts)
+    assert (found.rule, found.file, found.line) == ("L047", str(hosts / "runbooks" / "upgrade.md"), 4)
+    assert "libnvidia-compute-580" in found.instead
+
+
+def test_pitfall_3_a_module_unloaded_while_a_neighbour_has_the_gpus_open(hosts: Path) -> None:
+    (hosts / "runbooks").mkdir()
+    (hosts / "runbooks" / "swap.md").write_text("```state\nrun: rmmod nvidia_uvm nvidia_drm nvidia_modeset nvidia\n```\n")
+    (found,) = errors(hosts)
+    assert (found.rule, found.line) == ("L048", 2)
+
+
+def test_pitfall_4_a_memory_fraction_without_room_for_a_long_prompt(hosts: Path, edit: Edit) -> None:
+    edit("fleet.yml", "mem_fraction_static: 0.80", "mem_fraction_static: 0.85")
+    found = errors(hosts)
+    assert {one.rule for one in found} == {"L020"}
+    assert all("0.82" in one.instead or "0.81" in one.instead for one in found)
+
+
+def test_pitfall_5_int8_weights_whose_narrow_projections_are_quantized(hosts: Path) -> None:
+    file = hosts / "models" / "qwen3.8-27b-fp8" / "config.json"
+    file.write_text(json.dumps(merged(json.loads(file.read_text()), INT8)))
+    (found,) = errors(hosts)
+    assert found.rule == "L007"
+    assert "in_proj_ba" in found.reason
+    assert "size_n = 24" in found.reason
+
+
+def test_pitfall_6_tool_calls_without_a_parser(hosts: Path, edit: Edit) -> None:
+    edit("fleet.yml", "    tool_call_parser: qwen3_coder", "    #")
+    (found,) = errors(hosts)
+    assert (found.rule, found.instead) == ("L027", "tool_call_parser: qwen3_coder")
+    assert (hosts / "fleet.yml").read_text().splitlines()[found.line - 1] == "  qwen38:", "where the setting would stand"
+
+
+def test_forty_eight_requests_are_not_believed(hosts: Path, edit: Edit) -> None:
+    edit("fleet.yml", "max_running_requests: 7", "max_running_requests: 48")
+    assert {one.rule for one in errors(hosts)} == {"L021"}
+    assert "7 really run at once" in errors(hosts)[0].reason
+
+
+def test_only_the_hosts_in_question_are_judged(hosts: Path, edit: Edit) -> None:
+    edit("node1.yml", 'driver: "580.126.09"', 'driver: "545.23.06"')
+    fleet = inventory.load(hosts)
+    assert lint.errors(lint.check(fleet, [fleet.hosts["node1"]]))
+    assert not lint.errors(lint.check(fleet, [fleet.hosts["node2"]]))
+
+
+def test_a_worker_with_a_setting_of_its_own_is_blamed_in_its_own_file(hosts: Path, edit: Edit) -> None:
+    edit("node1.yml", "port: 30000}", "port: 30000, engine: {max_running_requests: 30}}")
+    (found,) = errors(hosts)
+    assert (found.rule, found.file) == ("L021", str(hosts / "node1.yml"))
+
+
+# ---------------------------------------------------------------- silencing
+
+
+@pytest.mark.parametrize(
+    "comment",
+    [
+        ("    mem_fraction_static: 0.80", "    mem_fraction_static: 0.85  # allow L020: to see it fail"),
+        ("    mem_fraction_static: 0.80", "    # allow L020: to see it fail\n    # and more\n    mem_fraction_static: 0.85"),
+    ],
+)
+def test_a_comment_with_a_reason_allows_one_finding(comment: tuple[str, str], hosts: Path, edit: Edit) -> None:
+    edit("fleet.yml", *comment)
+    assert errors(hosts) == []
+    notes = [one for one in lint.check(inventory.load(hosts)) if one.rule == "L020"]
+    assert {one.severity for one in notes} == {Severity.NOTE}
+    assert all("(allowed: to see it fail)" in one.reason for one in notes)
+
+
+def test_a_comment_above_a_pool_allows_what_is_below_it(hosts: Path, edit: Edit) -> None:
+    edit("fleet.yml", "    mem_fraction_static: 0.80", "    mem_fraction_static: 0.85")
+    edit("fleet.yml", "  qwen38:\n", "  # allow L020: to see it fail\n  qwen38:\n")
+    assert errors(hosts) == []
+
+
+@pytest.mark.parametrize("comment", ["# allow L021: another rule", "# allow L020", "# allow L020:", "# allows L020: x"])
+def test_a_comment_about_something_else_allows_nothing(comment: str, hosts: Path, edit: Edit) -> None:
+    edit("fleet.yml", "mem_fraction_static: 0.80", f"mem_fraction_static: 0.85 {comment}\n    #")
+    assert {one.rule for one in errors(hosts)} == {"L020"}
+
+
+# ---------------------------------------------------------------- what tasks do with it
+
+
+def test_errors_are_refused_with_2_and_the_way_out(hosts: Path, edit: Edit) -> None:
+    edit("fleet.yml", "    tool_call_parser: qwen3_coder", "    #")
+    with pytest.raises(InventoryError) as caught:
+        lint.refuse(lint.check(inventory.load(hosts)))
+    assert caught.value.exit_code == 2
+    assert "L027" in str(caught.value)
+    assert "# allow L027: REASON" in caught.value.hint
+
+
+def test_warnings_are_not_refused() -> None:
+    found = lint.check(inventory.load(HOSTS))
+    assert found
+    lint.refuse(found)
+
+
+def ops(*arguments: str, hosts: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "lodger.cli", *arguments],
+        cwd=ROOT,
+        env={**os.environ, "LODGER_HOSTS": str(hosts)},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+
+
+def test_the_task_prints_findings_and_ends_with_0_or_2(hosts: Path, edit: Edit) -> None:
+    done = ops("lint", hosts=hosts)
+    assert done.returncode == 0, done.stderr
+    assert "warning L045" in done.stdout
+    edit("fleet.yml", "mem_fraction_static: 0.80", "mem_fraction_static: 0.85")
+    done = ops("lint", "--json", hosts=hosts)
+    assert done.returncode == 2
+    found = json.loads(done.stdout)
+    first = found[0]
+    assert (first["rule"], first["severity"], first["link"]) == ("L020", "error", "README-ops.md#l020")
+    assert f"mem_fraction_static: {0.85}" in (hosts / "fleet.yml").read_text().splitlines()[first["line"] - 1]
+
+
+@pytest.mark.parametrize("task", [["deploy"], ["plan"], ["deploy", "--dry-run"], ["render", "--out", "{out}"]])
+def test_a_task_refuses_an_error_before_it_contacts_a_host(task: list[str], hosts: Path, edit: Edit, tmp_path: Path) -> None:
+    edit("fleet.yml", "mem_fraction_static: 0.80", "mem_fraction_static: 0.85")
+    words = [word.format(out=tmp_path / "out") for word in task]
+    done = ops(*words, "--host", "node1", hosts=hosts)
+    assert done.returncode == 2, done.stderr
+    assert "L020" in done.stderr
+    assert "cannot be reached" not in done.stderr
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_task_tells_warnings_once_and_goes_on(hosts: Path, edit: Edit, tmp_path: Path) -> None:
+    edit("fleet.yml", "tag: v0.2.4 ", f'tag: v0.2.4\n    digest: "sha256:{"6" * 64}" ')
+    done = ops("render", "--out", str(tmp_path / "out"), "--host", "all", hosts=hosts)
+    assert done.returncode == 0, done.stderr
+    assert len(re.findall(r"fleet\.yml:\d+: warning L008", done.stderr)) == 1
+    assert (tmp_path / "out" / "node1").is_dir()
