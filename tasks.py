@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -48,6 +49,7 @@ def deploy(
 
     fleet = inventory(hosts_dir)
     hosts = chosen(fleet, host)
+    _linted(fleet, hosts)
     book = runbook.load("deploy")
     revision = checkout.revision()
 
@@ -150,7 +152,71 @@ def render(c: Context, out: str, host: str | None = None, hosts_dir: str | None 
     from lodger import runs
 
     fleet = inventory(hosts_dir)
-    finish([runs.write_release(fleet, one, Path(out) / one.name) for one in chosen(fleet, host)], as_json_array=json)
+    hosts = chosen(fleet, host)
+    _linted(fleet, hosts)
+    finish([runs.write_release(fleet, one, Path(out) / one.name) for one in hosts], as_json_array=json)
+
+
+def _linted(fleet: Fleet, hosts: list[Host]) -> None:
+    """Refuse what is known to break; tell the rest."""
+    from lodger import lint as rules
+
+    found = rules.check(fleet, hosts)
+    rules.refuse(found)
+    for finding in found:
+        print(finding, file=sys.stderr)
+
+
+@task(help={"hosts-dir": _HOST["hosts-dir"], "json": "print a JSON array, one object a finding"})
+@reports_errors
+def lint(c: Context, hosts_dir: str | None = None, json: bool = False) -> None:
+    """Name what in the inventory is known to break, by numbered rules; no host is contacted."""
+    del c
+    from lodger import lint as rules
+
+    found = rules.check(inventory(hosts_dir))
+    grave = len(rules.errors(found))
+    if json:
+        print_json([finding.as_json() for finding in found])
+    else:
+        print("\n".join([*map(str, found), f"{grave} errors, {len(found) - grave} warnings and notes"]))
+    if grave:
+        raise Exit(code=2)
+
+
+_MORE = {
+    "svg": "write the bars to this file",
+    "solve": "context or concurrency: the settings that give most of it",
+    "learn": "WORKER=TOKENS: take the KV cache that a running engine reported as right",
+}
+
+
+@task(help={**_HOST, **_MORE})
+@reports_errors
+def capacity(
+    c: Context,
+    host: str | None = None,
+    json: bool = False,
+    hosts_dir: str | None = None,
+    svg: str | None = None,
+    solve: str | None = None,
+    learn: str | None = None,
+) -> None:
+    """Show where each GPU's memory goes, how much runs at once, and what to change to get more; no host is contacted."""
+    del c
+    from lodger.capacity import report
+
+    fleet = inventory(hosts_dir)
+    hosts = chosen(fleet, host)
+    if learn:
+        print(report.learn(fleet, hosts, learn), file=sys.stderr)
+    found = report.of(fleet, hosts, solve)
+    if svg:
+        report.picture(found, Path(svg))
+    if json:
+        print_json(report.as_json(found))
+    else:
+        report.show(found)
 
 
 @task(help={"hosts-dir": _HOST["hosts-dir"], "json": "print the changes as JSON"})
@@ -172,10 +238,11 @@ def pin(c: Context, hosts_dir: str | None = None, json: bool = False) -> None:
 def test(_: Context, fast: bool = False) -> None:  # noqa: PT028  a task, no test
     """Run everything CI runs: lint, types, import rules, and all tests."""
     import subprocess
-    import sys
 
     from lodger.errors import LodgerError
 
+    fleet = inventory(str(Path(__file__).parent / "hosts"))
+    _linted(fleet, list(fleet.hosts.values()))
     for command in (["ruff", "check", "."], ["ruff", "format", "--check", "."], ["mypy"], ["lint-imports"]):
         if subprocess.call(command):
             raise LodgerError(f"`{' '.join(command)}` found something")
@@ -194,6 +261,6 @@ def bench_deploy(_: Context, host: str | None = None, hosts_dir: str | None = No
         print(benchmark.run(fleet, one, times))
 
 
-ns = Collection(deploy, plan, rollback, verify, smoke, render, pin, test)
+ns = Collection(deploy, plan, rollback, verify, smoke, render, lint, capacity, pin, test)
 ns.add_collection(lab)
 ns.add_collection(Collection(bench_deploy), name="bench")

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import Any
 
-from lodger import facts, paths
+from lodger import capacity, facts, paths
 from lodger.command import Transport
 from lodger.engine import Ledger, Plan
 from lodger.errors import Refused, StateFailed
@@ -16,7 +16,7 @@ from lodger.footprint import Owner
 from lodger.inventory import Fleet, Host
 from lodger.render import Release, render
 from lodger.runbook import Runbook, expand
-from lodger.serving.smoke import Expectation
+from lodger.serving.smoke import EngineFacts, Expectation
 from lodger.states.base import Step
 from lodger.states.catalog import Situation
 from lodger.states.neighbour import recorded
@@ -48,8 +48,11 @@ def managed(release: Release) -> dict[str, Managed]:
 
 
 def expectations(fleet: Fleet, host: Host) -> dict[str, dict[str, Any]]:
-    """Return what smoke expects of each worker, as JSON for the manifest."""
-    found = {f"worker-{name}": asdict(Expectation.of(fleet, host, worker)) for name, worker in host.workers.items()}
+    """Return what smoke expects of each worker, as JSON for the manifest; the KV pool's floor is that of the capacity plan."""
+    found = {
+        f"worker-{name}": asdict(Expectation.of(fleet, host, worker, capacity.floor(fleet, host, worker)))
+        for name, worker in host.workers.items()
+    }
     return {name: {**values, "own": sorted(values["own"])} for name, values in found.items()}
 
 
@@ -58,7 +61,24 @@ def expectation(data: Mapping[str, Any]) -> Expectation:
     return Expectation(**{**data, "own": frozenset(data["own"])})
 
 
-def smoke(expected: Mapping[str, Any], say: Callable[[str], None] = lambda _: None) -> Smoke:
+Learn = Callable[[EngineFacts], str]
+"""What is done with the figures of an engine that passed; returns what to tell about it."""
+
+
+def learning(fleet: Fleet, host: Host, service: str) -> Learn:
+    """Return the comparison of a worker's engine with its capacity plan; what is learnt is kept beside the inventory."""
+    worker = host.workers[service.removeprefix("worker-")]
+
+    def learn(engine: EngineFacts) -> str:
+        if engine.max_total_num_tokens is None:
+            return ""
+        compared = capacity.learn(fleet, host, worker, engine.max_total_num_tokens, engine.effective_max_running_requests)
+        return f"; capacity: {compared}" if compared else ""
+
+    return learn
+
+
+def smoke(expected: Mapping[str, Any], say: Callable[[str], None] = lambda _: None, learn: Learn = lambda _: "") -> Smoke:
     """Return the smoke checks as an action of a state: they raise StateFailed, or return one line with a chat reply."""
 
     def run(transport: Transport, address: str, port: int, progress: Callable[[str], None]) -> str:
@@ -73,7 +93,8 @@ def smoke(expected: Mapping[str, Any], say: Callable[[str], None] = lambda _: No
         say(report.reply)
         pace = f", {report.tokens_per_s:.0f} token/s" if report.tokens_per_s else ""
         first = f", first token after {report.ttft_s:.2f} s" if report.ttft_s is not None else ""
-        return f"{len(report.checks)} smoke checks passed{first}{pace}; it says: {report.reply.strip()[:200]}"
+        learnt = learn(report.engine) if report.engine else ""
+        return f"{len(report.checks)} smoke checks passed{first}{pace}{learnt}; it says: {report.reply.strip()[:200]}"
 
     return run
 
@@ -133,7 +154,7 @@ def deploy(
             turns=turns(host),
             neighbours=neighbours(host),
             replaced=tuple((n.kind, name) for name, n in host.neighbours.items() if n.policy == "replace"),
-            smoke=lambda name: smoke(expected[name], say),
+            smoke=lambda name: smoke(expected[name], say, learning(fleet, host, name)),
         )
 
     def build(read: Facts, ledger: Ledger | None) -> tuple[list[Step], Mapping[str, Any]]:

@@ -278,7 +278,9 @@ def smoke(fleet: Fleet, host: Host, only: str | None) -> Outcome:
             start = time.monotonic()
             try:
                 serving = operate.serving(connection, host, name)
-                said = operate.smoke(expected[name])(connection, *serving, lambda text: report.progress(host.name, text))
+                said = operate.smoke(expected[name], learn=operate.learning(fleet, host, name))(
+                    connection, *serving, lambda text: report.progress(host.name, text)
+                )
             except StateFailed as error:
                 failure = failure or error
                 outcome.states.append(StateOutcome(name, Mark.FAILED, time.monotonic() - start, error.what))

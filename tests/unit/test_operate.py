@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from lodger import facts, inventory, operate, runbook
+from lodger import capacity, facts, inventory, operate, runbook
 from lodger.engine import Ledger, Plan
 from lodger.errors import Refused
 from lodger.facts import Deployed, Facts, HostFile
@@ -115,7 +115,9 @@ def test_what_smoke_expects_survives_the_manifest(fleet: Fleet) -> None:
     found = json.loads(json.dumps(operate.expectations(fleet, host)))
     assert sorted(found) == ["worker-a", "worker-b"]
     for name, worker_of in host.workers.items():
-        assert operate.expectation(found[f"worker-{name}"]) == Expectation.of(fleet, host, worker_of)
+        floor = capacity.floor(fleet, host, worker_of)
+        assert floor is not None
+        assert operate.expectation(found[f"worker-{name}"]) == Expectation.of(fleet, host, worker_of, floor)
 
 
 def test_neighbours_share_gpus_only_with_policy_pause(fleet: Fleet) -> None:
