@@ -219,6 +219,95 @@ def capacity(
         report.show(found)
 
 
+@task(
+    positional=["name"], help={**_RUN, "name": "a runbook, runbooks/NAME.md", "now": "pause neighbours outside their hours too"}
+)
+@reports_errors
+def runbook(
+    c: Context,
+    name: str,
+    host: str | None = None,
+    dry_run: bool = False,
+    json: bool = False,
+    hosts_dir: str | None = None,
+    now: bool = False,
+    break_lock: bool = False,
+) -> None:
+    """Carry out a runbook: each host after the other, until one fails; without --host on the hosts that it names."""
+    del c
+    from lodger import operate, runs
+    from lodger import runbook as books
+    from lodger.errors import UsageError
+
+    if name in {"deploy", "rollback"}:
+        raise UsageError(f"{name} is a task of its own", hint=f"./ops {name} --host NAME")
+    fleet = inventory(hosts_dir)
+    book = books.load(name)
+    hosts = chosen(fleet, host or ",".join(book.hosts) or None)
+
+    def plan(one: Host) -> Any:
+        return operate.maintenance(fleet, one, book, now=now)
+
+    if dry_run:
+        _show(fleet, hosts, plan, json)
+        return
+    plans = {one.name: plan(one) for one in hosts}
+    finish(runs.one_after_another(fleet, hosts, plans, break_lock=break_lock), as_json_array=json)
+
+
+@task(name="check", help={"json": "print the mistakes as JSON"})
+@reports_errors
+def runbook_check(c: Context, json: bool = False) -> None:
+    """Read every runbook and say every mistake, with file and line."""
+    del c
+    from lodger import runbook as books
+
+    mistakes = books.check()
+    if json:
+        print_json(mistakes)
+    else:
+        print("\n".join(mistakes) or "every runbook is well")
+    if mistakes:
+        raise Exit(code=2)
+
+
+@task(
+    help={
+        "show": "the run to show: its name, or the beginning of it",
+        "verify": "check the chain of hashes of every run",
+        "json": "as JSON",
+    }
+)
+@reports_errors
+def journal(c: Context, show: str | None = None, verify: bool = False, json: bool = False) -> None:
+    """List the runs of this checkout, show one, or check that no line of any was changed."""
+    del c
+    from lodger import history
+
+    text, data = history.show(show) if show else history.verify_all() if verify else history.listing()
+    if json:
+        print_json(data)
+    else:
+        print(text)
+
+
+@task(
+    positional=["run"],
+    help={"run": "the run: its name, or the beginning of it", "out": "file to write; standard output without it"},
+)
+@reports_errors
+def postmortem(c: Context, run: str, out: str | None = None) -> None:
+    """Write the document on a run: summary, impact, timeline, what changed, evidence, and what is left to a person."""
+    del c
+    from lodger import history
+
+    text = history.postmortem(run)
+    if out:
+        Path(out).write_text(text, encoding="utf-8")
+    else:
+        print(text)
+
+
 @task(help={"hosts-dir": _HOST["hosts-dir"], "json": "print the changes as JSON"})
 @reports_errors
 def pin(c: Context, hosts_dir: str | None = None, json: bool = False) -> None:
@@ -261,6 +350,8 @@ def bench_deploy(_: Context, host: str | None = None, hosts_dir: str | None = No
         print(benchmark.run(fleet, one, times))
 
 
-ns = Collection(deploy, plan, rollback, verify, smoke, render, lint, capacity, pin, test)
+ns = Collection(deploy, plan, rollback, verify, smoke, render, lint, capacity, pin, journal, postmortem, test)
+ns.add_collection(Collection("runbook", check=runbook_check))
+ns.collections["runbook"].add_task(runbook, name="run", default=True)
 ns.add_collection(lab)
 ns.add_collection(Collection(bench_deploy), name="bench")

@@ -112,7 +112,7 @@ def parse(text: str, host: str = "") -> Facts:
 
 @dataclass(frozen=True)
 class Machine:
-    """The machine itself: ids in hex, uptime in seconds, clock in seconds since 1970."""
+    """The machine itself: ids in hex, uptime in seconds, clock in seconds since 1970 and as ``HH:MM`` where it stands."""
 
     machine_id: str
     boot_id: str
@@ -121,19 +121,25 @@ class Machine:
     uptime: float
     clock: float
     systemd: int
+    local_time: str
 
 
 def _machine(text: str) -> Machine:
-    machine_id, boot_id, hostname, kernel, uptime, clock, systemd = text.split("\n")[:7]
-    return Machine(machine_id, boot_id, hostname, kernel, float(uptime.split()[0]), float(clock), int(systemd.split()[1]))
+    machine_id, boot_id, hostname, kernel, uptime, clock, local, systemd = text.split("\n")[:8]
+    return Machine(
+        machine_id, boot_id, hostname, kernel, float(uptime.split()[0]), float(clock), int(systemd.split()[1]), local
+    )
 
 
 MACHINE = Fact(
     "machine",
-    "cat /etc/machine-id /proc/sys/kernel/random/boot_id; uname -n; uname -r; cat /proc/uptime; date +%s\n"
+    "cat /etc/machine-id /proc/sys/kernel/random/boot_id; uname -n; uname -r; cat /proc/uptime; date +%s; date +%H:%M\n"
     "systemctl --version | head -n 1",
     _machine,
 )
+
+
+SYSTEM = Fact("system", "systemctl is-system-running || true", lambda text: text.strip())
 
 
 @dataclass(frozen=True)

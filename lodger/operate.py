@@ -18,8 +18,10 @@ from lodger.render import Release, render
 from lodger.runbook import Runbook, expand
 from lodger.serving.smoke import EngineFacts, Expectation
 from lodger.states.base import Step
-from lodger.states.catalog import Situation
+from lodger.states.catalog import Notice, Situation
+from lodger.states.driver import Upgrade
 from lodger.states.neighbour import recorded
+from lodger.states.reboot import Rebooted
 from lodger.states.release import Content, manifest
 from lodger.states.served import Smoke
 from lodger.states.service import Managed, services
@@ -223,6 +225,63 @@ def rollback(host: Host, runbook: Runbook, *, say: Callable[[str], None] = lambd
         return expand(runbook, at), {"history": list(history)}
 
     return Plan("rollback", host.name, _FIRST, build)
+
+
+def maintenance(fleet: Fleet, host: Host, runbook: Runbook, *, now: bool = False) -> Plan:
+    """Return the plan of any runbook but deploy and rollback: work on the host, with what it serves left as it is.
+
+    Services are those of the release that the host serves. ``now`` passes over the hours in which neighbours may be paused.
+    """
+    declared = {Owner(neighbour.kind, name): neighbour.gpu_memory_mib for name, neighbour in host.neighbours.items()}
+    goal = Upgrade(host.name, host.driver, host.gpus.count, declared)
+    reboot = Rebooted()
+    states = {name for block in runbook.blocks for name in block.names}
+    reached, reads = (reboot.reached, reboot.reads) if "rebooted" in states else (goal.reached, goal.reads)
+    pauses = "neighbour_paused" in states
+    expected = expectations(fleet, host)
+
+    def build(read: Facts, ledger: Ledger | None) -> tuple[list[Step], Mapping[str, Any]]:
+        deployed = read[facts.DEPLOYED]
+        # Every neighbour may run and have a GPU open, one that a deploy would replace too; the driver's own daemon as well.
+        pausable = (
+            *((neighbour.kind, name) for name, neighbour in host.neighbours.items()),
+            ("unit", "nvidia-persistenced.service"),
+        )
+        if pauses and ledger is None and not now and not reached(read):
+            _refuse_hours(host, read[facts.MACHINE].local_time)
+        at = Situation(
+            host=host.name,
+            release=deployed.current,
+            services=services(deployed, deployed.current),
+            driver=host.driver,
+            gpu_count=host.gpus.count,
+            gpu_memory=host.gpus.memory_mib,
+            turns=turns(host),
+            neighbours=neighbours(host),
+            smoke=lambda name: smoke(expected[name]),
+            upgrade=goal,
+            pausable=pausable,
+            warned=tuple(Notice(name, n.warn.command, n.warn.minutes) for name, n in host.neighbours.items() if n.warn),
+            reached=reached,
+            reads=reads,
+        )
+        return expand(runbook, at), {}
+
+    return Plan(runbook.name, host.name, (*_FIRST, *reads), build)
+
+
+def _refuse_hours(host: Host, clock: str) -> None:
+    for name, neighbour in host.neighbours.items():
+        if neighbour.hours is None:
+            continue
+        start, _, end = neighbour.hours.partition("-")
+        inside = start <= clock < end if start <= end else clock >= start or clock < end
+        if not inside:
+            raise Refused(
+                f"{name} may only be paused from {start} to {end}",
+                cause=f"it is {clock} on {host.name}",
+                hint="come back then, or --now after asking its people",
+            )
 
 
 def _earlier(deployed: Deployed, ledger: Ledger | None) -> tuple[str, ...]:

@@ -5,12 +5,14 @@ Front matter holds title, hosts, risk and expected duration. Under a heading sta
     states: [service_installed, worker_ready]   # or state: release_staged
     each: worker                                # repeat the group for each worker of the host
     witness: [test_worker.py]                   # testinfra files below tests/host, asked after the group's last state
+
+A state of the runbook's own is `state: shell` with `name`, `check`, `run`, and where it can be, `undo` and `timeout` (s).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,20 +24,27 @@ from lodger.errors import UsageError
 from lodger.states.base import Step
 from lodger.states.catalog import CATALOG, Situation, items
 from lodger.states.service import Managed
+from lodger.states.shell import Shell
 
 FOLDER = Path(__file__).parent.parent / "runbooks"
 _KEYS = {"state", "states", "each", "witness"}
+# A state that the runbook itself defines: keys it must have, and keys it may have.
+_SHELL, _SHELL_MAY = {"name", "check", "run"}, {"undo", "timeout"}
 
 
 @dataclass(frozen=True)
 class Block:
-    """One ``state`` block: the names in it, what it is repeated for, its witnesses, and where it stands."""
+    """One ``state`` block: the names in it, what it is repeated for, its witnesses, and where it stands.
+
+    ``shell`` has the scripts of a state that the runbook defines itself, and is empty for all others.
+    """
 
     names: tuple[str, ...]
     each: str
     witnesses: tuple[str, ...]
     heading: str
     line: int
+    shell: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -116,6 +125,8 @@ def _block(content: str, heading: str, line: int) -> Block:
         raise ValueError(f"the block is not YAML: {str(error).splitlines()[0]}") from error
     if not isinstance(data, dict) or ("state" in data) == ("states" in data):
         raise ValueError("a block names either `state:` or `states:`")
+    if data.get("state") == "shell":
+        return _shell_block(data, heading, line)
     unknown = sorted(str(key) for key in data.keys() - _KEYS)
     if unknown:
         raise ValueError(f"`{unknown[0]}` means nothing here; there is: {', '.join(sorted(_KEYS))}")
@@ -133,6 +144,24 @@ def _block(content: str, heading: str, line: int) -> Block:
     return Block(names, each, _words(data, "witness") if "witness" in data else (), heading, line)
 
 
+def _shell_block(data: dict[str, Any], heading: str, line: int) -> Block:
+    given = data.keys() - {"state", "witness"}
+    lacking, unknown = sorted(_SHELL - given), sorted(str(key) for key in given - _SHELL - _SHELL_MAY)
+    if lacking:
+        raise ValueError(f"a shell state needs `{lacking[0]}:`")
+    if unknown:
+        raise ValueError(f"`{unknown[0]}` means nothing in a shell state; there is: {', '.join(sorted(_SHELL | _SHELL_MAY))}")
+    scripts = {key: data[key] for key in given - {"timeout"}}
+    wrong = sorted(key for key, value in scripts.items() if not isinstance(value, str) or not value.strip())
+    if wrong:
+        raise ValueError(f"`{wrong[0]}` is a script or a name, in quotes or after `|`")
+    timeout = data.get("timeout", 600)
+    if isinstance(timeout, bool) or not isinstance(timeout, int) or timeout < 1:
+        raise ValueError("`timeout` is a number of seconds")
+    shell = {**scripts, "timeout": float(timeout)}
+    return Block((str(data["name"]),), "", _words(data, "witness") if "witness" in data else (), heading, line, shell)
+
+
 def _words(data: dict[str, Any], key: str) -> tuple[str, ...]:
     found = data[key]
     if not isinstance(found, list) or not found or not all(isinstance(one, str) for one in found):
@@ -144,6 +173,9 @@ def expand(runbook: Runbook, at: Situation) -> list[Step]:
     """Return the steps of ``runbook`` in the situation ``at``; a group is finished for one item before the next begins."""
     steps: list[Step] = []
     for block in runbook.blocks:
+        if block.shell:
+            steps.append(Step(Shell(**block.shell), block.heading, block.witnesses))
+            continue
         for item in items(at, block.each):
             states = [CATALOG[name][1](at, item) for name in block.names]
             name = item.name if isinstance(item, Managed) else item[1] if isinstance(item, tuple) else ""
@@ -156,3 +188,22 @@ def expand(runbook: Runbook, at: Situation) -> list[Step]:
 def names(steps: Sequence[Step]) -> list[str]:
     """Return the names of the states in order."""
     return [step.state.name for step in steps]
+
+
+def check(folder: Path = FOLDER, specs: Path = FOLDER.parent / "tests" / "host") -> list[str]:
+    """Return every mistake in every runbook of ``folder``, each with file and line; witnesses must exist below ``specs``."""
+    found: list[str] = []
+    for path in sorted(folder.glob("*.md")):
+        try:
+            book = load(path.stem, folder)
+        except UsageError as error:
+            found += error.what.splitlines()
+            continue
+        seen: dict[str, int] = {}
+        for block in book.blocks:
+            where = f"{path}:{block.line}"
+            found += [f"{where}: there is no witness {name}" for name in block.witnesses if not (specs / name).is_file()]
+            if block.shell and block.names[0] in seen:
+                found.append(f"{where}: the state {block.names[0]} stands at line {seen[block.names[0]]} already")
+            seen.setdefault(block.names[0], block.line)
+    return found

@@ -40,32 +40,50 @@ def carry_out(
     """Return what came of each host's plan. Hosts run side by side; restarts take turns within a pool."""
     report, gates = _Report(), Gates()
 
-    def one(host: Host) -> Outcome:
-        plan = plans[host.name]
-        log = Journal(journals, run_id(plan.runbook, host.name))
-        log.write("begin", runbook=plan.runbook, host=host.name, operator=getpass.getuser(), revision=checkout.revision())
-        report.note(host.name, f"{plan.runbook}: run {log.run}")
-        try:
-            with Ssh(host, cancelled=cli.stop.is_set) as connection:
-                engine = Engine(
-                    connection,
-                    log,
-                    report,
-                    lambda files, transport, item: _ask(files, transport, fleet, _narrowed(host, item)),
-                    user=getpass.getuser(),
-                    machine_id=host.machine_id,
-                    break_lock=break_lock,
-                    gates=gates,
-                )
-                return engine.run(plan)
-        except LodgerError as error:
-            return Outcome(
-                host.name, plan.runbook, Mark.REFUSED if error.exit_code == 3 else Mark.FAILED, error=error, journal=log.run
-            )
-        finally:
-            log.close()
+    return cli.side_by_side(hosts, lambda host: _one(fleet, host, plans[host.name], gates, report, break_lock, journals))
 
-    return cli.side_by_side(hosts, one)
+
+def one_after_another(
+    fleet: Fleet, hosts: Sequence[Host], plans: Mapping[str, Plan], *, break_lock: bool, journals: Path = JOURNALS
+) -> list[Outcome]:
+    """Return what came of each host's plan, one host at a time; those after a failure are not begun."""
+    report, gates = _Report(), Gates()
+    outcomes: list[Outcome] = []
+    for host in hosts:
+        if any(outcome.exit_code for outcome in outcomes):
+            error = Refused(
+                f"{outcomes[-1].host} failed, so {host.name} was not begun", hint="mend it first, then run this again"
+            )
+            outcomes.append(Outcome(host.name, plans[host.name].runbook, Mark.REFUSED, error=error))
+            continue
+        outcomes += cli.side_by_side([host], lambda one: _one(fleet, one, plans[one.name], gates, report, break_lock, journals))
+    return outcomes
+
+
+def _one(fleet: Fleet, host: Host, plan: Plan, gates: Gates, report: _Report, break_lock: bool, journals: Path) -> Outcome:
+    """Return what came of ``plan`` on ``host``, journal included; never raises for what happens there."""
+    log = Journal(journals, run_id(plan.runbook, host.name))
+    log.write("begin", runbook=plan.runbook, host=host.name, operator=getpass.getuser(), revision=checkout.revision())
+    report.note(host.name, f"{plan.runbook}: run {log.run}")
+    try:
+        with Ssh(host, cancelled=cli.stop.is_set) as connection:
+            engine = Engine(
+                connection,
+                log,
+                report,
+                lambda files, transport, item: _ask(files, transport, fleet, _narrowed(host, item)),
+                user=getpass.getuser(),
+                machine_id=host.machine_id,
+                break_lock=break_lock,
+                gates=gates,
+            )
+            return engine.run(plan)
+    except LodgerError as error:
+        return Outcome(
+            host.name, plan.runbook, Mark.REFUSED if error.exit_code == 3 else Mark.FAILED, error=error, journal=log.run
+        )
+    finally:
+        log.close()
 
 
 def _narrowed(host: Host, item: str) -> Host:

@@ -83,6 +83,9 @@ User = Annotated[str, Checked("a login name", like(r"[A-Za-z0-9_][A-Za-z0-9_.@-]
 NeighbourName = Annotated[
     str, Checked("the service's own name, not beginning with lodger-", like(r"(?!lodger-)[A-Za-z0-9][A-Za-z0-9:_.@\\-]*"))
 ]
+Hours = Annotated[
+    str, Checked('two times in quotes, such as "22:00-06:00"', like(r"([01]\d|2[0-3]):[0-5]\d-([01]\d|2[0-3]):[0-5]\d"))
+]
 Port = Annotated[int, Field(ge=1, le=65535)]
 Seconds = Annotated[int, Field(ge=1, le=604800)]
 GpuIndex = Annotated[int, Field(ge=0, le=63)]
@@ -302,17 +305,30 @@ class Ssh(_Model):
     """Host keys on the operator's machine."""
 
 
+class Warn(_Model):
+    """How the people behind a neighbour are told that it will be paused, and that it is back."""
+
+    command: Text
+    """Run by sh on the host as root, with WHEN=before or after, MINUTES, and NEIGHBOUR set."""
+    minutes: Annotated[int, Field(ge=0, le=240)] = 5
+    """How long before the pause, in minutes."""
+
+
 class Neighbour(_Named):
     """Somebody else's service that Lodger may stop, through its owner only, and must put back."""
 
-    kind: Literal["unit", "program", "container", "compose"]
-    """Its owner: systemd, supervisord, Docker, Docker Compose."""
+    kind: Literal["unit", "user-unit", "program", "container", "compose"]
+    """Its owner: systemd, a user's systemd (the name is `user:unit`), supervisord, Docker, Docker Compose."""
     policy: Literal["pause", "replace"]
     """`pause`: stopped while GPUs are needed, then started. `replace`: stopped and disabled until rolled back."""
     gpu_memory_mib: Annotated[int, Field(ge=0)] = 0
     """GPU memory in MiB that it holds on each of `gpus` beside our workers."""
     gpus: tuple[GpuIndex, ...] | None = None
     """The GPUs it uses; None is all of the host's."""
+    warn: Warn | None = None
+    """Whom to tell before it is paused, and how."""
+    hours: Hours | None = None
+    """When it may be paused, `22:00-06:00` by the host's clock; None is at any time."""
 
 
 class Worker(_Named):

@@ -10,15 +10,28 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from lodger.facts import Fact
 from lodger.footprint import Owner
 from lodger.states.base import State
+from lodger.states.driver import DpkgFree, DriverInstalled, DriverLoaded, GpusReleased, PackagesCached, Upgrade, UpgradePossible
 from lodger.states.host import HostFit
 from lodger.states.image import ImagePresent, WeightsPresent
 from lodger.states.neighbour import NeighbourReplaced, NeighbourRestored
+from lodger.states.paused import NeighbourPaused, NeighbourResumed, NeighbourWarned, Reached, ServiceResumed, ServiceStopped
+from lodger.states.reboot import Rebooted
 from lodger.states.release import Content, Pruned, ReleaseCurrent, ReleaseStaged
 from lodger.states.served import Smoke, Smoked
 from lodger.states.service import GpusFree, Managed, ServiceGone, ServiceInstalled, ServiceReady
 from lodger.states.standing import Standing
+
+
+@dataclass(frozen=True)
+class Notice:
+    """Who is to be told before a neighbour is paused: its ``name``, the ``command`` that tells, how many ``minutes`` before."""
+
+    name: str
+    command: str
+    minutes: int
 
 
 @dataclass(frozen=True)
@@ -28,7 +41,9 @@ class Situation:
     ``release`` is the id to serve ("" for none), ``history`` the record to leave (None: the host's own plus
     ``release``), ``gone`` services that the host has and the release has not, ``turns`` service -> pool, ``models``
     name -> (folder, bytes), ``image_room`` reference -> bytes, ``neighbours`` those that may share GPUs (owner ->
-    promised MiB), ``replaced`` (kind, name) of those to take down, ``records`` those to bring back.
+    promised MiB), ``replaced`` (kind, name) of those to take down, ``records`` those to bring back, ``pausable`` (kind,
+    name) of those that may be stopped for a while, ``warned`` whom to tell, ``reached`` (which reads ``reads``) whether what
+    they are stopped for is done.
     """
 
     host: str
@@ -49,6 +64,11 @@ class Situation:
     replaced: tuple[tuple[str, str], ...] = ()
     records: tuple[Standing, ...] = ()
     smoke: Callable[[str], Smoke] | None = None
+    upgrade: Upgrade | None = None
+    pausable: tuple[tuple[str, str], ...] = ()
+    warned: tuple[Notice, ...] = ()
+    reached: Reached = lambda _: False
+    reads: tuple[Fact[Any], ...] = ()
 
 
 def _host_fit(at: Situation, _: Any) -> State:
@@ -75,6 +95,12 @@ def _smoke_passed(at: Situation, service: Any) -> State:
     return Smoked(service, at.host, at.smoke(service.name))
 
 
+def _upgrade(at: Situation) -> Upgrade:
+    if at.upgrade is None:
+        raise LookupError("this state needs a host whose driver is to be upgraded")
+    return at.upgrade
+
+
 # Name in a runbook -> (what it is repeated for, how one is made). "" stands once.
 CATALOG: Mapping[str, tuple[str, Callable[[Situation, Any], State]]] = {
     "host_fit": ("", _host_fit),
@@ -91,6 +117,21 @@ CATALOG: Mapping[str, tuple[str, Callable[[Situation, Any], State]]] = {
     "router_ready": ("router", lambda at, item: ServiceReady(item, at.host)),
     "release_current": ("", lambda at, _: ReleaseCurrent(at.release, at.history)),
     "old_releases_pruned": ("", lambda at, _: Pruned(at.release)),
+    "neighbour_warned": (
+        "warned neighbour",
+        lambda at, item: NeighbourWarned(item.name, item.command, item.minutes, at.host, at.reached, at.reads),
+    ),
+    "neighbour_paused": ("pausable neighbour", lambda at, item: NeighbourPaused(item[0], item[1], at.reached, at.reads)),
+    "neighbour_resumed": ("pausable neighbour", lambda _, item: NeighbourResumed(item[0], item[1])),
+    "service_stopped": ("worker", lambda at, item: ServiceStopped(item, at.host, at.reached, at.reads)),
+    "worker_resumed": ("worker", lambda at, item: ServiceResumed(item, at.host)),
+    "upgrade_possible": ("", lambda at, _: UpgradePossible(_upgrade(at))),
+    "dpkg_free": ("", lambda at, _: DpkgFree(_upgrade(at))),
+    "packages_cached": ("", lambda at, _: PackagesCached(_upgrade(at))),
+    "gpus_released": ("", lambda at, _: GpusReleased(_upgrade(at))),
+    "driver_installed": ("", lambda at, _: DriverInstalled(_upgrade(at))),
+    "driver_loaded": ("", lambda at, _: DriverLoaded(_upgrade(at))),
+    "rebooted": ("", lambda _at, _: Rebooted()),
 }
 
 
@@ -107,6 +148,8 @@ def items(at: Situation, each: str) -> list[Any]:
         "service that is no longer wanted": list(at.gone.values()),
         "worker": workers,
         "router": routers,
+        "pausable neighbour": list(at.pausable),
+        "warned neighbour": list(at.warned),
         "service": [*workers, *routers],
     }
     return choice[each]

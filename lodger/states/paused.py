@@ -172,6 +172,7 @@ class ServiceResumed(ServiceReady):
     def __init__(self, service: Managed, host: str) -> None:
         """Take the service and its host."""
         super().__init__(service, host)
+        self.name = f"{service.kind}_resumed({service.name.removeprefix(f'{service.kind}-')})"
         self._id = f"unit {service.unit}"
         self.facts = (facts.LEDGER, *self.facts)
 

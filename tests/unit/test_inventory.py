@@ -148,7 +148,7 @@ MISTAKES = [
     ("node1.yml", "driver:", "drivers:", "drivers: is not a key here, did you mean driver?; accepted: address, "),
     ("node1.yml", 'driver: "580.126.09"', "#", "driver: is missing; accepted: a version in quotes"),
     ("node1.yml", "memory_mib: 24576", "memory_mib: lots", 'gpus.memory_mib: cannot be "lots"; accepted: a whole number at least 1'),
-    ("node1.yml", "kind: program", "kind: programme", 'cannot be "programme"; accepted: unit, program, container, compose'),
+    ("node1.yml", "kind: program", "kind: programme", 'cannot be "programme"; accepted: unit, user-unit, program, container, compose'),
     ("node1.yml", "port: 30000", "port: 70000", f"{A}.port: cannot be the number 70000; accepted: a whole number at least 1 and at most 65535"),
     ("node1.yml", "port: 30000", 'port: "30000"', f'{A}.port: cannot be "30000"; accepted: a whole number'),
     ("node1.yml", "port: 30000", "port: true", f"{A}.port: cannot be true; accepted: a whole number"),

@@ -9,7 +9,8 @@ from lodger import runbook
 from lodger.errors import UsageError
 from lodger.footprint import Owner
 from lodger.runbook import Block, Runbook, expand, names, parse
-from lodger.states.catalog import CATALOG, Situation, items
+from lodger.states.catalog import CATALOG, Notice, Situation, items
+from lodger.states.driver import Upgrade
 from lodger.states.standing import Standing
 from tests.unit.readings import router, worker
 
@@ -72,7 +73,7 @@ def test_a_block_is_read() -> None:
         ("- host_fit", "a block names either `state:` or `states:`"),
         ("each: worker", "a block names either `state:` or `states:`"),
         ("state: host_fit\nstates: [host_fit]", "a block names either `state:` or `states:`"),
-        ("state: no_such_state", "there is no state `no_such_state`; there is: gpus_free, host_fit"),
+        ("state: no_such_state", "there is no state `no_such_state`; there is: dpkg_free, driver_installed"),
         ("state:", "there is no state `None`"),
         ("state: [host_fit]", "there is no state `['host_fit']`"),
         ("states: host_fit", "`states` is a list of names: [one, another]"),
@@ -155,6 +156,9 @@ AT = Situation(
     replaced=(("unit", "vllm-qwen.service"),),
     records=(Standing("container", "old-sglang", True, True),),
     smoke=lambda _: lambda *_: "fine",
+    upgrade=Upgrade("node2", "580.126.09", 8, {}),
+    pausable=(("program", "aigc"),),
+    warned=(Notice("aigc", "wall soon", 5),),
 )
 
 

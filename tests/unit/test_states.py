@@ -87,7 +87,7 @@ def host(**values: Any) -> dict[Fact[Any], Any]:
 # ---------------------------------------------------------------- host_fit
 
 FIT = HostFit(driver="580.126.09", gpu_count=4, gpu_memory=24576, cuda="12.9")
-MACHINE = facts.Machine("0" * 32, "b", HOST, "6.1.0", 5000.0, 1.8e9, 252)
+MACHINE = facts.Machine("0" * 32, "b", HOST, "6.1.0", 5000.0, 1.8e9, 252, "14:05")
 DOCKER = facts.Docker(True, "20.10.24", "2.26.1-4", True, "/var/lib/docker")
 
 

@@ -1,0 +1,43 @@
+"""A state that an operator writes in a runbook, with no Python: how to look, how to get there, how to get back."""
+
+from __future__ import annotations
+
+from lodger.command import Command, quote
+from lodger.facts import Fact, Facts
+from lodger.states.base import NoUndo, State
+
+
+class Shell(State):
+    """``check`` ends with 0 when the state holds; ``run`` establishes it, ``undo`` takes it back. All run as root, by sh."""
+
+    def __init__(self, name: str, check: str, run: str, undo: str = "", timeout: float = 600.0) -> None:
+        """Take the state's name, its three scripts, and how long ``run`` or ``undo`` may take (s)."""
+        self.name = name
+        self._check, self._run, self._undo, self._timeout = check, run, undo, timeout
+        snippet = f"if sh -c {quote([check])} >/dev/null 2>&1; then echo yes; else echo no; fi"
+        self._fact = Fact(f"shell {check}", snippet, lambda text: text.strip() == "yes")
+        self.facts = (self._fact,)
+
+    def missing(self, read: Facts) -> str:
+        """Return that the check says no."""
+        return "" if read[self._fact] else f"`{self._check}` says no"
+
+    def act(self, read: Facts) -> list[Command]:
+        """Return ``run``."""
+        del read
+        return [Command(self._run, why=f"establish {self.name}", timeout=self._timeout)]
+
+    def undo(self, before: Facts, now: Facts) -> list[Command] | NoUndo:
+        """Return ``undo``, where the runbook has one and the state did not hold before."""
+        del now
+        if before[self._fact]:
+            return NoUndo("it held before")
+        return (
+            [Command(self._undo, why=f"undo {self.name}", timeout=self._timeout)]
+            if self._undo
+            else NoUndo("the runbook has no undo")
+        )
+
+    def undone(self, before: Facts, now: Facts) -> str:
+        """Return that the check still says yes."""
+        return f"`{self._check}` still says yes" if now[self._fact] and not before[self._fact] else ""
