@@ -124,7 +124,7 @@ def test_a_dropped_connection_is_made_again_and_the_run_goes_on(fresh: Fresh, si
     process = site.start("deploy", "--host", "node1", "--json")
     for moment in ("while the image is pulled", "after the neighbour stopped", "while the engine starts"):
         until(process, MOMENTS[moment])
-        twin.exec("pkill -KILL -f 'sshd: operator'")
+        twin.exec("pkill -KILL -f '[s]shd: operator'")
     out, err = process.communicate(timeout=240)
     ran = Ran(process.returncode, out, err)
     assert ran.code == 0, str(ran)
