@@ -60,8 +60,9 @@ class Check:
 
 @dataclass(frozen=True)
 class SmokeReport:
-    """All checks, a chat reply to show (``reply``), one undisturbed stream's time to first token and tokens/s, and what the
-    engine says of itself.
+    """All checks, a chat reply to show (``reply``), one undisturbed stream's pace, and what the engine says of itself.
+
+    The pace is the time to the first token in seconds, and tokens/s.
     """
 
     checks: tuple[Check, ...]

@@ -100,7 +100,12 @@ def test_a_plan_changes_nothing_and_takes_no_lock(deployed: Twin, site: Site) ->
 
 
 FAILURES: dict[str, tuple[Callable[[Site], None], list[Fault], str, str]] = {
-    "unknown option": (lambda s: s.pool(extra_args=["--no-such-option"]), [], "worker_ready(a)", "--no-such-option"),
+    "unknown option": (
+        lambda s: s.pool(extra_args=["--no-such-option"], allow="L029"),
+        [],
+        "worker_ready(a)",
+        "--no-such-option",
+    ),
     "crash at once": (lambda s: s.pool(max_queued_requests=33), [fault("crash_at_start")], "worker_ready(a)", "Error"),
     "crash after a while": (
         lambda s: s.pool(max_queued_requests=34),
@@ -109,7 +114,7 @@ FAILURES: dict[str, tuple[Callable[[Site], None], list[Fault], str, str]] = {
         "OutOfMemory",
     ),
     "out of memory at the first long request": (
-        lambda s: s.pool(mem_fraction_static=0.85),
+        lambda s: s.pool(mem_fraction_static=0.85, allow="L020"),
         [],
         "smoke_passed(a)",
         "long prompt",
@@ -120,7 +125,7 @@ FAILURES: dict[str, tuple[Callable[[Site], None], list[Fault], str, str]] = {
         "worker_ready(a)",
         "503",
     ),
-    "smoke fails": (lambda s: s.pool(tool_call_parser=None), [], "smoke_passed(a)", "tool_call_parser"),
+    "smoke fails": (lambda s: s.pool(tool_call_parser=None, allow="L027"), [], "smoke_passed(a)", "tool_call_parser"),
     "dead draft": (lambda s: s.pool(max_queued_requests=36), [fault("dead_draft")], "smoke_passed(a)", "pools.qwen38.draft"),
 }
 
@@ -175,7 +180,7 @@ def test_a_first_deploy_that_goes_wrong_leaves_the_host_as_it_was(fresh: Fresh, 
     twin = fresh("node1")
     assert serves(twin, 30000), "the hand-made predecessor"
     before = judge.snapshot(twin)
-    site.pool(tool_call_parser=None)
+    site.pool(tool_call_parser=None, allow="L027")
     ran = site.ops("deploy", "--host", "node1", "--json")
     assert ran.code == 1, str(ran)
     assert "tool_call_parser" in ran.err

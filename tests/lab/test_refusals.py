@@ -272,10 +272,10 @@ def test_every_reason_is_said_at_once(site: Site, clean: Twin) -> None:
 
 
 def test_driver_that_is_not_the_declared_one(site: Site, clean: Twin) -> None:
-    site.edit("node1", lambda host: host.update(driver="545.23.06"))
+    site.edit("node1", lambda host: host.update(driver="575.57.08"))
     with untouched(clean):
         one_sentence(
-            site.ops("deploy", "--host", "node1", "--json"), 3, "driver is not the declared one", "580.126.09", "545.23.06"
+            site.ops("deploy", "--host", "node1", "--json"), 3, "driver is not the declared one", "580.126.09", "575.57.08"
         )
 
 
