@@ -214,7 +214,6 @@ class Engine:
         self.user, self.machine_id, self.break_lock, self.poll = user, machine_id, break_lock, poll
         self.gates = gates or Gates()
         self.me = lock.me(user, log.run)
-        self._asked_to_stop = connection.cancelled
         self._lock_lost = threading.Event()
 
     # ------------------------------------------------------------ one run
@@ -230,6 +229,9 @@ class Engine:
             outcome.error = error
             if outcome.mark not in {Mark.FAILED, Mark.UNDO_FAILED}:
                 outcome.mark = Mark.REFUSED if error.exit_code in {2, 3} else Mark.FAILED
+        except KeyboardInterrupt:
+            outcome.error = StateFailed("the run was interrupted before it began", host=plan.host)
+            outcome.mark = Mark.FAILED
         outcome.round_trips = self.connection.round_trips
         outcome.seconds = time.monotonic() - start
         self.log.write("end", outcome=str(outcome.mark), error=str(outcome.error or ""), changed=outcome.changed)
@@ -289,10 +291,16 @@ class Engine:
             failure.host = plan.host
             outcome.error, outcome.mark = failure, Mark.FAILED
             self.gates.fail(plan.host)
+            self._no_more_stopping()
             self._undo_all(run)
         finally:
             self.gates.leave(plan.host)
+        self._no_more_stopping()
         self._close(run)
+
+    def _no_more_stopping(self) -> None:
+        """From here on the run is being finished or undone: a Ctrl-C that came, or comes, cuts nothing off."""
+        self.connection.cancelled = lambda: False
 
     def _establish_all(self, run: _Progress, read: Facts) -> None:
         for step in run.steps:
@@ -401,15 +409,9 @@ class Engine:
 
     def _release(self) -> None:
         """Give the lock back; over a dead connection it expires by itself."""
-        self._shielded(lambda: self.connection.run(Command(lock.release_script(self.me), why="unlock")))
-
-    def _shielded(self, action: Callable[[], object]) -> None:
-        self.connection.cancelled = lambda: False
-        try:
-            with contextlib.suppress(ConnectionFailed, CommandFailed):
-                action()
-        finally:
-            self.connection.cancelled = self._asked_to_stop
+        self._no_more_stopping()
+        with contextlib.suppress(ConnectionFailed, CommandFailed):
+            self.connection.run(Command(lock.release_script(self.me), why="unlock"))
 
     def _nothing_to_do(self, plan: Plan, read: Facts, steps: Sequence[Step], outcome: Outcome) -> None:
         """Finish a run that found every state satisfied: the footprint once more, and the lock back, in one round trip."""
@@ -632,13 +634,9 @@ class Engine:
     def _undo_all(self, run: _Progress) -> None:
         """Undo what this run (and the one it resumed) did, in reverse, each verified."""
         self.report.note(run.plan.host, f"failed: {run.outcome.error}; undoing")
-        self.connection.cancelled = lambda: False
-        try:
-            for step in reversed(run.steps):
-                if step.state.name in run.ledger.acted:
-                    self._undo(run, step.state)
-        finally:
-            self.connection.cancelled = self._asked_to_stop
+        for step in reversed(run.steps):
+            if step.state.name in run.ledger.acted:
+                self._undo(run, step.state)
 
     def _undo(self, run: _Progress, state: State) -> None:
         start = time.monotonic()
