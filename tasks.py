@@ -336,7 +336,8 @@ def test(_: Context, fast: bool = False) -> None:  # noqa: PT028  a task, no tes
         if subprocess.call(command):
             raise LodgerError(f"`{' '.join(command)}` found something")
     only = ["tests/unit", "tests/golden", "tests/engine"] if fast else []
-    raise Exit(code=subprocess.call([sys.executable, "-m", "pytest", *only]))
+    # Two at a time: tests on twins wait more than they compute.
+    raise Exit(code=subprocess.call([sys.executable, "-m", "pytest", "-n", "2", "--dist", "loadfile", *only]))
 
 
 @task(name="deploy", help={"host": _HOST["host"], "hosts-dir": _HOST["hosts-dir"], "times": "how often each side is run"})

@@ -1,6 +1,6 @@
 """A lab for the tests, beside the one that `./ops lab` uses: a test may break its twins without breaking anybody's rehearsal.
 
-It is made once a session and taken down at its end; LAB_KEEP=1 leaves it up, which makes the next session faster.
+Each of the processes that run tests side by side has its own. It is made once a session and taken down at its end; LAB_KEEP=1 leaves it up, which makes the next session faster.
 """
 
 import os
@@ -16,7 +16,7 @@ from lab.twin import Twin
 @pytest.fixture(scope="session")
 def lab() -> Iterator[Lab]:
     """Twins of node1 and node2, as the checkout's own inventory describes them."""
-    root = CHECKOUT / ".lab" / "tests"
+    root = CHECKOUT / ".lab" / "tests" / os.environ.get("PYTEST_XDIST_WORKER", "one")
     with locked(root / "session.lock"):  # a second session waits for the first
         made = Lab(root, CHECKOUT / "hosts")
         made.up()

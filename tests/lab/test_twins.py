@@ -230,6 +230,7 @@ def test_up_mends_what_was_killed_and_keeps_what_was_deployed(lab: Lab, node1: T
     assert digests(lab)
 
 
+@pytest.mark.alone  # all labs of the machine share the daemon
 def test_up_mends_a_killed_docker_daemon(lab: Lab, node1: Twin) -> None:
     pid = system.daemon_pid()
     if pid is None:

@@ -1,0 +1,34 @@
+"""Tests run side by side in two processes; one that is marked `alone` has the machine to itself for as long as it takes."""
+
+from __future__ import annotations
+
+import fcntl
+from collections.abc import Generator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+
+_LOCKS = Path(__file__).resolve().parent.parent / ".lab" / "turns"
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "alone: measures or breaks what all tests share, and runs while no other does")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    with _turn(alone=item.get_closest_marker("alone") is not None):
+        return (yield)
+
+
+@contextmanager
+def _turn(*, alone: bool) -> Generator[None, None, None]:
+    _LOCKS.mkdir(parents=True, exist_ok=True)
+    with ExitStack() as stack:
+        door, room = (stack.enter_context((_LOCKS / name).open("w")) for name in ("door", "room"))
+        # Whoever waits to be alone keeps the door, so that nobody else slips in meanwhile.
+        fcntl.flock(door, fcntl.LOCK_EX)
+        fcntl.flock(room, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
+        fcntl.flock(door, fcntl.LOCK_UN)
+        yield
