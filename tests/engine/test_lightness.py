@@ -30,6 +30,7 @@ def worker_memory(engine: Engine) -> float:
     return resident(engine.process.pid) + resident(engine.scheduler_pid())
 
 
+@pytest.mark.alone  # it measures the machine
 def test_three_workers_and_64_streams_stay_light_and_on_time(tmp_path: Path) -> None:
     with running_lab(tmp_path, count=12, clock=60) as lab:
         engines = [lab.start(f"{lab.seed_options()} --base-gpu-id {4 * number}") for number in range(3)]
@@ -80,6 +81,7 @@ def test_long_prompts_leave_it_light(tmp_path: Path) -> None:
         assert worker_memory(engine) < MEMORY_MIB
 
 
+@pytest.mark.alone  # it measures the machine
 def test_it_says_so_when_it_falls_behind_its_clock(tmp_path: Path) -> None:
     with running_lab(tmp_path, clock=100) as lab:
         engine = lab.start(lab.seed_options()).ready()
