@@ -20,11 +20,12 @@ from .engine_lab import RTX3090, Engine, Lab, filler, free_port, replace_option,
 from .test_reply import WEATHER, png
 
 LONG = filler("long", 60_000)
+CLOCK = 400
 
 
 @pytest.fixture(scope="module")
 def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
-    with running_lab(tmp_path_factory.mktemp("failures"), clock=100) as lab:
+    with running_lab(tmp_path_factory.mktemp("failures"), clock=CLOCK) as lab:
         yield lab
 
 
@@ -163,7 +164,7 @@ def test_without_a_gpu_it_does_not_start(lab: Lab, tmp_path: Path) -> None:
     ("driver", "cuda", "runs"), [("545.23.06", "13.0.3", False), ("545.23.06", "12.9.2", True), ("580.126.09", "13.0.3", True)]
 )
 def test_a_driver_too_old_for_the_images_cuda_is_error_803(tmp_path: Path, driver: str, cuda: str, runs: bool) -> None:
-    with running_lab(tmp_path, driver=driver, clock=100) as old:
+    with running_lab(tmp_path, driver=driver, clock=CLOCK) as old:
         engine = old.start(old.seed_options(), env={"CUDA_VERSION": cuda})
         if runs:
             engine.ready()
@@ -203,7 +204,7 @@ def test_two_engines_do_not_fit_on_the_same_cards(lab: Lab) -> None:
 
 
 def test_two_engines_share_a_machine_by_base_gpu(tmp_path: Path) -> None:
-    with running_lab(tmp_path, count=8, clock=100) as eight:
+    with running_lab(tmp_path, count=8, clock=CLOCK) as eight:
         first = eight.start(eight.seed_options())
         second = eight.start(eight.seed_options() + " --base-gpu-id 4")
         assert first.ready().content("What is 1+1?") == second.ready().content("What is 1+1?") == "1+1 = 2."
@@ -277,7 +278,7 @@ def test_a_built_in_head_is_alive_without_a_draft_model(lab: Lab) -> None:
 def test_a_full_queue_is_refused_with_503(lab: Lab) -> None:
     options = lab.seed_options() + " --max-running-requests 1 --max-queued-requests 1"
     engine = lab.start(options).ready()
-    faults.set_fault(lab.control, "slow", factor=50)
+    faults.set_fault(lab.control, "slow", factor=500)
     body = json.dumps({"messages": [{"role": "user", "content": "Explain"}], "stream": True, "max_tokens": 2000}).encode()
     head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
     sent = head + b"Content-Length: %d\r\n\r\n%b" % (len(body), body)
@@ -311,7 +312,7 @@ def test_sigterm_while_it_loads_ends_it_at_once(lab: Lab) -> None:
         engine.process.send_signal(signal.SIGTERM)
         assert engine.exit_code(5) == -signal.SIGTERM
     finally:
-        faults.set_clock(lab.control, 100)
+        faults.set_clock(lab.control, CLOCK)
 
 
 def test_the_scheduler_does_not_outlive_its_server(lab: Lab) -> None:
@@ -355,11 +356,11 @@ def graph_capture_assert(lab: Lab) -> None:
 
 
 def slow_load(lab: Lab) -> None:
-    faults.set_fault(lab.control, "slow_load", factor=100)
+    faults.set_fault(lab.control, "slow_load", factor=400)
     engine = start(lab)
     wait_for(lambda: "Multi-thread loading shards:   0%" in engine.log, "it loads")
     time.sleep(1.0)
-    assert "Multi-thread loading shards: 100%" not in engine.log, "29 s at a clock of 100, a hundred times slower"
+    assert "Multi-thread loading shards: 100%" not in engine.log, "29 s, 400 times slower, at a clock of 400"
 
 
 def never_healthy(lab: Lab) -> None:
@@ -429,7 +430,7 @@ def slow(lab: Lab) -> None:
         return time.monotonic() - began
 
     usual = min(seconds() for _ in range(4))
-    faults.set_fault(lab.control, "slow", factor=20)
+    faults.set_fault(lab.control, "slow", factor=200)
     time.sleep(0.2)
     assert seconds() > 4 * usual
 

@@ -281,26 +281,15 @@ def run_speculative(lab: Lab, evidence: Evidence) -> None:
     engine.kill()
 
 
-class Table:
-    """Prints what was compared at the end of the test run."""
-
-    def __init__(self, evidence: Evidence):
-        self.evidence = evidence
-
-    def pytest_terminal_summary(self, terminalreporter: Any) -> None:
-        """Write the table."""
-        comparer = self.evidence.comparer
-        if comparer is None:
-            return
-        write = terminalreporter.write_line
-        terminalreporter.section("simulated engine against recordings")
-        write(f"{'source':<40}{'exchanges':>10}{'fields':>10}")
-        for source in comparer.fields:
-            write(f"{source:<40}{comparer.exchanges.get(source, 0) or '':>10}{comparer.fields[source]:>10}")
-        write(f"{'all':<40}{comparer.exchanges.total():>10}{comparer.fields.total():>10}")
-        write(f"exempted: {comparer.exempted.total()} fields")
-        for reason, count in comparer.exempted.most_common():
-            write(f"{count:>8}  {reason}")
+def table(comparer: Comparer) -> str:
+    """Return what was compared, for the end of the test run."""
+    lines = [f"{'source':<40}{'exchanges':>10}{'fields':>10}"]
+    for source in comparer.fields:
+        lines.append(f"{source:<40}{comparer.exchanges.get(source, 0) or '':>10}{comparer.fields[source]:>10}")
+    lines.append(f"{'all':<40}{comparer.exchanges.total():>10}{comparer.fields.total():>10}")
+    lines.append(f"exempted: {comparer.exempted.total()} fields")
+    lines += [f"{count:>8}  {reason}" for reason, count in comparer.exempted.most_common()]
+    return "\n".join(lines)
 
 
 @pytest.fixture(scope="module")
@@ -311,14 +300,14 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
 
 
 @pytest.fixture(scope="module")
-def evidence(lab: Lab, request: pytest.FixtureRequest) -> Evidence:
+def evidence(lab: Lab, request: pytest.FixtureRequest) -> Iterator[Evidence]:
     found = Evidence()
     run_server(lab, found)
     run_api_key(lab, found)
     run_speculative(lab, found)
     found.comparer = Comparer([(pair.method, pair.path, pair.recorded) for pair in found.pairs], EXEMPTIONS)
-    request.config.pluginmanager.register(Table(found), "recordings-table")
-    return found
+    yield found
+    say_at_the_end(request.config, "simulated engine against recordings", table(found.comparer))
 
 
 def comparer_of(evidence: Evidence) -> Comparer:

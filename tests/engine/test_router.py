@@ -104,7 +104,7 @@ def prefills(worker: Engine) -> list[tuple[int, int]]:
 
 @pytest.fixture
 def lab(tmp_path: Path) -> Iterator[Lab]:
-    with running_lab(tmp_path, count=8, clock=60) as lab:
+    with running_lab(tmp_path, count=8, clock=200) as lab:
         yield lab
 
 

@@ -41,10 +41,10 @@ class Control:
             self._clock = 1.0
         try:
             faults = json.loads((self.folder / "faults.json").read_text())
-            self._faults = [fault for fault in faults if fault.get("port") in (None, self.port)]
+            self._faults = [dict(fault) for fault in faults]
         except FileNotFoundError:
             self._faults = []
-        except (OSError, ValueError, AttributeError) as error:
+        except (OSError, ValueError, TypeError) as error:
             # Half-written or wrong: the faults of the last good reading stay in force.
             if str(error) != self._reported:
                 self._reported = str(error)
@@ -59,7 +59,8 @@ class Control:
     def fault(self, name: str) -> Fault | None:
         """Return the fault of that name if it is switched on for this port."""
         self._refresh()
-        return next((fault for fault in self._faults if fault.get("fault") == name), None)
+        ours = (fault for fault in self._faults if fault.get("port") in (None, self.port))
+        return next((fault for fault in ours if fault.get("fault") == name), None)
 
     def seconds(self, simulated: float) -> float:
         """Return how long a simulated duration takes on the wall clock."""
