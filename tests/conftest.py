@@ -6,6 +6,7 @@ import fcntl
 from collections.abc import Generator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -32,3 +33,27 @@ def _turn(*, alone: bool) -> Generator[None, None, None]:
         fcntl.flock(room, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
         fcntl.flock(door, fcntl.LOCK_UN)
         yield
+
+
+_SAID: pytest.StashKey[list[tuple[str, str]]] = pytest.StashKey()
+
+
+def say_at_the_end(config: pytest.Config, title: str, text: str) -> None:
+    """Have a table stand before the summary of the whole run, whichever process found it."""
+    if hasattr(config, "workeroutput"):
+        config.workeroutput.setdefault("said", []).append((title, text))
+    else:
+        config.stash.setdefault(_SAID, []).append((title, text))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """Take over what another process has to say (a hook of xdist)."""
+    for title, text in getattr(node, "workeroutput", {}).get("said", []):
+        say_at_the_end(node.config, title, text)
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    for title, text in config.stash.get(_SAID, []):
+        terminalreporter.section(title)
+        terminalreporter.write_line(text)

@@ -11,6 +11,8 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import pytest
+
 from lab import faults
 
 from .engine_lab import Engine, filler, running_lab, wait_for

@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 
 from lab.engine.sglang.options import catalogue, destination
+from tests.conftest import say_at_the_end
 
 from .comparer import (
     Answer,
