@@ -126,3 +126,13 @@ def test_it_is_healthy_at_its_own_address(host: Host, worker: Worker, container:
     url = f"http://{address(container)}:{worker.port}/health"
     status = host.run("curl -s -o /dev/null -w '%%{http_code}' --noproxy '*' --max-time 30 %s", url).stdout
     assert status == "200", f"{url} answers {status}"
+
+
+def test_as_many_requests_run_at_once_as_declared(host: Host, worker: Worker, engine: Engine, container: Inspected) -> None:
+    # Only this figure leaves the host: the rest of /server_info holds the server's keys.
+    told = host.run(
+        "curl -s --noproxy '*' --max-time 30 %s | grep -o '\"effective_max_running_requests_per_dp\": *[0-9]*'",
+        f"http://{address(container)}:{worker.port}/server_info",
+    ).stdout
+    running = sum(int(line.rpartition(":")[2]) for line in told.splitlines())
+    assert running == engine.max_running_requests, f"{running} run at once: the engine capped what was declared"

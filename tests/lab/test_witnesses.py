@@ -185,7 +185,10 @@ def with_image(fleet: Fleet, digest: str) -> Fleet:
         ),
         (
             lambda fleet: with_worker(fleet, engine={"max_running_requests": 5}),
-            ["test_worker.py::test_command_line_carries_the_declared_settings[a]"],
+            [
+                "test_worker.py::test_command_line_carries_the_declared_settings[a]",
+                "test_worker.py::test_as_many_requests_run_at_once_as_declared[a]",
+            ],
         ),
         (
             lambda fleet: with_image(fleet, "sha256:" + "0" * 64),

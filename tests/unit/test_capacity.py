@@ -11,12 +11,17 @@ from xml.etree import ElementTree as ET
 
 import pytest
 from rich.console import Console
+from ruamel.yaml import YAML
 
+from lab.engine.sglang import capacity as simulated
+from lab.engine.sglang import model as simulated_models
+from lab.engine.sglang import options as simulated_options
 from lodger import capacity, inventory
 from lodger.capacity import Gpu, NoRoom, Subject, advice, draw, measured, sizing
 from lodger.capacity.checkpoint import Checkpoint, describe, read
 from lodger.errors import InventoryError
 from lodger.inventory import Draft, Engine, Fleet
+from lodger.render import render
 
 HOSTS = Path(__file__).parents[2] / "hosts"
 CARD = Gpu(24576)
@@ -370,6 +375,32 @@ def test_the_floor_accepts_the_right_pool_and_not_that_of_a_gpu_that_was_not_fre
     assert floor < about.predict().tokens * 0.9, "within the model's own error"
     late = dataclasses.replace(about, gpu=Gpu(24576, 1024 + 4096))  # a predecessor still holds 4 GiB
     assert late.predict().tokens < floor
+
+
+def simulated_tokens(fleet: Fleet, host: str, free: int) -> int:
+    """Return the KV cache of the simulated engine as the host's release starts it, with ``free`` MiB on each GPU."""
+    images = {name: image.model_copy(update={"digest": f"sha256:{'5' * 64}"}) for name, image in fleet.images.items()}
+    release = render(fleet.model_copy(update={"images": images}), fleet.hosts[host])
+    compose = next(file.content for file in release.files if file.path == "worker-a/compose.yml")
+    words = [str(word) for word in YAML(typ="safe").load(compose)["services"]["engine"]["command"]]
+    folders = {
+        f"/models/{fleet.models[name].directory}": dataclasses.replace(
+            simulated_models.read(str(fleet.folder / "models" / name)), weight_bytes=model(name).weight_bytes
+        )
+        for name in fleet.models
+    }
+    args = simulated_options.parse(words[2:])
+    draft = simulated.Draft(folders[str(args.speculative_draft_model_path)], int(args.speculative_num_draft_tokens))
+    return int(simulated.plan(args, folders[str(args.model_path)], draft, 24576, free).tokens)
+
+
+@pytest.mark.parametrize("host", ["node1", "node2"])
+def test_the_floor_holds_for_the_simulated_engine_and_not_for_one_on_gpus_that_were_not_free(fleet: Fleet, host: str) -> None:
+    floor = capacity.floor(fleet, fleet.hosts[host], fleet.hosts[host].workers["a"])
+    assert floor is not None
+    free = 24576 - simulated.CONTEXT_MIB - fleet.hosts[host].reserved_mib(0)
+    assert simulated_tokens(fleet, host, free) > floor * 1.05
+    assert simulated_tokens(fleet, host, free - 3072) < floor
 
 
 def test_the_floor_follows_what_was_learnt(fleet: Fleet) -> None:
