@@ -86,7 +86,8 @@ class Plan:
     """What a run is to establish on one host.
 
     ``first`` are the facts that ``build`` needs; ``build(read, ledger)`` returns the steps, ``params`` what a later run
-    needs to know to resume this one. ``difference(read)`` shows what files would change, for a dry run.
+    needs to know to resume this one. For a dry run,
+    ``difference(read)`` shows what files would change, ``document(said)`` the runbook with lines after its blocks.
     """
 
     runbook: str
@@ -94,6 +95,7 @@ class Plan:
     first: tuple[Fact[Any], ...]
     build: Callable[[Facts, Ledger | None], tuple[list[Step], Mapping[str, Any]]]
     difference: Callable[[Facts], str] = lambda _: ""
+    document: Callable[[Mapping[int, Sequence[str]]], str] | None = None
 
 
 @dataclass

@@ -15,7 +15,7 @@ from lodger.facts import Deployed, Fact, Facts
 from lodger.footprint import Owner
 from lodger.inventory import Fleet, Host
 from lodger.render import Release, render
-from lodger.runbook import Runbook, expand
+from lodger.runbook import Runbook, annotated, expand
 from lodger.serving.smoke import EngineFacts, Expectation
 from lodger.states.base import Step
 from lodger.states.catalog import Notice, Situation
@@ -267,7 +267,7 @@ def maintenance(fleet: Fleet, host: Host, runbook: Runbook, *, now: bool = False
         )
         return expand(runbook, at), {}
 
-    return Plan(runbook.name, host.name, (*_FIRST, *reads), build)
+    return Plan(runbook.name, host.name, (*_FIRST, *reads), build, document=lambda said: annotated(runbook, said))
 
 
 def _refuse_hours(host: Host, clock: str) -> None:

@@ -174,20 +174,34 @@ def expand(runbook: Runbook, at: Situation) -> list[Step]:
     steps: list[Step] = []
     for block in runbook.blocks:
         if block.shell:
-            steps.append(Step(Shell(**block.shell), block.heading, block.witnesses))
+            steps.append(Step(Shell(**block.shell), block.heading, block.witnesses, line=block.line))
             continue
         for item in items(at, block.each):
             states = [CATALOG[name][1](at, item) for name in block.names]
             name = item.name if isinstance(item, Managed) else item[1] if isinstance(item, tuple) else ""
             turn = at.turns.get(name, "")
-            steps += [Step(state, block.heading, item=name, turn=turn) for state in states[:-1]]
-            steps.append(Step(states[-1], block.heading, block.witnesses, name, turn, last_of_turn=bool(turn)))
+            steps += [Step(state, block.heading, item=name, turn=turn, line=block.line) for state in states[:-1]]
+            steps.append(Step(states[-1], block.heading, block.witnesses, name, turn, last_of_turn=bool(turn), line=block.line))
     return steps
 
 
 def names(steps: Sequence[Step]) -> list[str]:
     """Return the names of the states in order."""
     return [step.state.name for step in steps]
+
+
+def annotated(runbook: Runbook, said: Mapping[int, Sequence[str]]) -> str:
+    """Return the document with the lines of ``said`` (line of a block -> lines) after that block."""
+    lines: list[str] = []
+    block = 0
+    for number, line in enumerate(runbook.text.rstrip().split("\n"), 1):
+        lines.append(line)
+        if number in {one.line for one in runbook.blocks}:
+            block = number
+        elif block and line.startswith("```"):
+            lines += ["", *(f"    {one}" for text in said.get(block, ["nothing on this host"]) for one in text.split("\n"))]
+            block = 0
+    return "\n".join(lines)
 
 
 def check(folder: Path = FOLDER, specs: Path = FOLDER.parent / "tests" / "host") -> list[str]:

@@ -112,6 +112,7 @@ class Look:
     task: str
     diff: str = ""
     states: list[tuple[str, str, list[str]]] = field(default_factory=list)
+    document: str = ""
     error: LodgerError | None = None
     seconds: float = 0.0
     round_trips: int = 0
@@ -123,16 +124,19 @@ class Look:
 
     def text(self) -> str:
         """Return the difference, the states with the commands they would run, and the refusal, if any."""
+        if self.document:
+            return "\n".join([self.document, *self._verdict()])
         lines = [f"{self.host}: {self.task}"]
         lines += [self.diff.rstrip()] if self.diff else ["no file differs"]
         for name, missing, commands in self.states:
             lines.append(f"  {'would do ' if missing else 'satisfied'}  {name}{f': {missing}' if missing else ''}")
             lines += [f"               {command}" for command in commands]
+        return "\n".join([*lines, *self._verdict()])
+
+    def _verdict(self) -> list[str]:
         if self.error is not None:
-            lines += [f"refused: {self.error}", f"  hint: {self.error.hint}"]
-        elif not any(missing for _, missing, _ in self.states):
-            lines.append("nothing to change")
-        return "\n".join(lines)
+            return [f"refused: {self.error}", f"  hint: {self.error.hint}"]
+        return [] if any(missing for _, missing, _ in self.states) else [f"{self.host}: nothing to change"]
 
     def as_json(self) -> dict[str, Any]:
         """Return the JSON object of one host."""
@@ -169,6 +173,12 @@ def look(host: Host, plan: Callable[[Host], Plan]) -> Look:
             seen.states = [
                 (step.state.name, missing := step.state.missing(read), _commands(step, read, missing)) for step in steps
             ]
+            if wanted.document is not None:
+                said: dict[int, list[str]] = {}
+                for step, (name, missing, commands) in zip(steps, seen.states, strict=True):
+                    said.setdefault(step.line, []).append(f"would do {name}: {missing}" if missing else f"satisfied {name}")
+                    said[step.line] += commands
+                seen.document = wanted.document(said)
             seen.round_trips = connection.round_trips
             engine.refuse_early(steps, read)
     except LodgerError as error:

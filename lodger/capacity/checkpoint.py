@@ -74,7 +74,6 @@ class Checkpoint:
     states: States | None = None
     latent: Latent | None = None
     intermediate: int = 0
-    experts: int = 0
     head_layers: int = 0
     head_bytes: int = 0
     block_size: int | None = None
@@ -147,7 +146,6 @@ def describe(name: str, config: Mapping[str, Any], index: Mapping[str, Any], siz
         states=_states(text, state_layers),
         latent=Latent(int(text["kv_lora_rank"]), int(text["qk_rope_head_dim"])) if text.get("kv_lora_rank") else None,
         intermediate=int(text.get("moe_intermediate_size") or text.get("intermediate_size") or 0),
-        experts=int(text.get("num_experts") or text.get("n_routed_experts") or text.get("num_local_experts") or 0),
         head_layers=head_layers,
         head_bytes=_head_bytes(text, index, int(total), head_layers) if head_layers else 0,
         block_size=config.get("block_size"),

@@ -33,10 +33,10 @@ class Comparison:
         return self.predicted_tokens / self.reported_tokens - 1
 
     def __str__(self) -> str:
-        running = "an unknown number of" if self.reported_running is None else self.reported_running
+        running = "an unknown number of requests" if self.reported_running is None else str(self.reported_running)
         return (
             f"predicted {self.predicted_running} requests and {self.predicted_tokens} tokens of KV cache, "
-            f"the engine has {running} and {self.reported_tokens} ({self.error:+.1%})"
+            f"the engine has {running} and {self.reported_tokens} tokens ({self.error:+.1%})"
         )
 
 
@@ -48,7 +48,8 @@ def compare(prediction: Prediction, tokens: int, running: int | None = None) -> 
 def correction(predict: Callable[[float], Prediction], tokens: int, before: float = 0.0) -> float:
     """Return the MiB of pool memory with which ``predict`` comes out at ``tokens``, to a tenth.
 
-    ``before`` is kept where it is right already, so that a run that changes nothing writes nothing.
+    ``before`` is kept where it is right already, so that a run that changes nothing writes nothing, and where no amount of
+    memory explains the report (a limit does).
     """
 
     def predicted(mib: float) -> int:
@@ -60,6 +61,8 @@ def correction(predict: Callable[[float], Prediction], tokens: int, before: floa
     if abs(predicted(before) - tokens) <= _CLOSE * tokens:
         return before
     low, high = -65536.0, 65536.0
+    if predicted(high) < tokens:
+        return before
     while high - low > 0.05:
         middle = (low + high) / 2
         low, high = (middle, high) if predicted(middle) < tokens else (low, middle)

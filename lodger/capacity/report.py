@@ -10,7 +10,7 @@ from typing import Any, get_args
 from rich.console import Console
 
 from lodger import capacity
-from lodger.capacity import Prediction, Subject, advice, draw
+from lodger.capacity import NoRoom, Prediction, Subject, advice, draw
 from lodger.capacity.advice import Option
 from lodger.errors import UsageError
 from lodger.inventory import Fleet, Host
@@ -43,12 +43,16 @@ def of(fleet: Fleet, hosts: Sequence[Host], solve: str | None = None) -> list[En
     for host in hosts:
         for name, worker in host.workers.items():
             about = capacity.needed(fleet, host, worker)
-            options = (
-                advice.options(about)
-                if solve is None
-                else advice.solve(about, "context" if solve == "context" else "concurrency")
-            )
-            entries.append(Entry(host.name, name, about, about.predict(), tuple(options)))
+            try:
+                prediction = about.predict()
+            except NoRoom as error:
+                error.host = f"{host.name} {name}"
+                raise
+            if solve is None:
+                options = advice.options(about)
+            else:
+                options = advice.solve(about, "context" if solve == "context" else "concurrency")
+            entries.append(Entry(host.name, name, about, prediction, tuple(options)))
     return entries
 
 

@@ -146,7 +146,7 @@ def weights_that_do_not_fit(view: View) -> Iterator[Hit]:
     for served in view.workers:
         if isinstance(served.outcome, NoRoom) and served.subject:
             model = served.subject.target
-            kind = model.quantization or "BF16"
+            kind = f"{model.quantization} ({model.bits} bits)" if model.quantization else "BF16"
             yield Hit(
                 Place(("workers", served.worker.name, "gpus"), served.host.name),
                 f"{model.weight_bytes / 2**30:.0f} GiB of {kind} weights on {served.worker.tp} GPUs of "

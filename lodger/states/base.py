@@ -119,6 +119,7 @@ class Step:
 
     ``item`` is the service or neighbour it stands for, "" for the host. ``turn`` names the pool whose restarts take turns
     among hosts, "" for a state that restarts nothing; the turn is given back after the state with ``last_of_turn``.
+    ``line`` is where its block stands in the runbook.
     """
 
     state: State
@@ -127,3 +128,4 @@ class Step:
     item: str = ""
     turn: str = ""
     last_of_turn: bool = False
+    line: int = 0
