@@ -5,6 +5,8 @@ import io
 import json
 import re
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree as ET
@@ -17,7 +19,7 @@ from lab.engine.sglang import capacity as simulated
 from lab.engine.sglang import model as simulated_models
 from lab.engine.sglang import options as simulated_options
 from lodger import capacity, inventory
-from lodger.capacity import Gpu, NoRoom, Subject, advice, draw, measured, sizing
+from lodger.capacity import Gpu, NoRoom, Subject, advice, draw, measured, report, sizing
 from lodger.capacity.checkpoint import Checkpoint, describe, read
 from lodger.errors import InventoryError
 from lodger.inventory import Draft, Engine, Fleet
@@ -247,11 +249,11 @@ ARCHITECTURES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
             "num_experts": 128,
             "moe_intermediate_size": 768,
         },
-        {"tp": 2, "token": 32 * 2 * 256 * 2, "state": 0, "experts": 128, "intermediate": 768},
+        {"tp": 2, "token": 32 * 2 * 256 * 2, "state": 0, "intermediate": 768},
     ),
     "latent attention": (
         DENSE | {"kv_lora_rank": 512, "qk_rope_head_dim": 64, "v_head_dim": 128, "n_routed_experts": 64},
-        {"tp": 4, "token": 32 * 576 * 2, "state": 0, "experts": 64},
+        {"tp": 4, "token": 32 * 576 * 2, "state": 0},
     ),
     "hybrid by interval": (
         DENSE
@@ -289,7 +291,6 @@ def test_an_architecture_is_read_from_its_config(kind: str) -> None:
     found = describe(kind, config, {"metadata": {"total_size": 14_000_000_000}})
     assert sizing.token_bytes(found, expected["tp"], "bfloat16") == expected["token"]
     assert sizing.state_bytes(found, expected["tp"]) == expected["state"]
-    assert found.experts == expected.get("experts", 0)
     assert found.intermediate == expected.get("intermediate", 11008)
     predicted = sizing.predict(found, None, engine(draft=None, context_length=4096), expected["tp"], CARD)
     assert (predicted.pools.slots > 0) == (expected["state"] > 0)
@@ -341,6 +342,12 @@ def test_a_report_becomes_the_next_prediction(fleet: Fleet) -> None:
     assert sum(mib for _, mib in after.predict().parts) == pytest.approx(24576, abs=0.01)
     (file,) = (fleet.folder / measured.FOLDER).iterdir()
     assert file.name == "node1.qwen38.qwen3.8-27b-fp8.json"
+
+
+def test_a_report_that_no_memory_explains_is_not_believed(fleet: Fleet) -> None:
+    about = subject(fleet)
+    limited = about.engine.model_copy(update={"extra_args": ("--max-total-tokens", "100000")})
+    assert measured.correction(lambda mib: about.predict(limited, correction=mib), 250_000, before=3.0) == 3.0
 
 
 def test_a_second_report_that_is_the_same_writes_nothing(fleet: Fleet) -> None:
@@ -472,3 +479,39 @@ def test_json_has_every_figure(fleet: Fleet) -> None:
     data = json.loads(json.dumps(draw.as_json("a", about, about.predict(), advice.options(about))))
     assert sum(data["parts_mib"].values()) == pytest.approx(24576, abs=6)
     assert (data["requests_at_once"], data["state_slots_per_request"], data["reconstructed"]) == (7, 5, True)
+
+
+def test_the_task_prints_draws_and_learns(fleet: Fleet, tmp_path: Path) -> None:
+    def ops(*words: str) -> subprocess.CompletedProcess[str]:
+        argv = [sys.executable, "-m", "lodger.cli", "capacity", "--hosts-dir", str(fleet.folder), *words]
+        return subprocess.run(argv, cwd=HOSTS.parent, capture_output=True, text=True, check=False, timeout=60)
+
+    done = ops("--host", "all", "--json", "--svg", str(tmp_path / "bars.svg"))
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert [(one["host"], len(one["workers"])) for one in found] == [("node1", 1), ("node2", 2)]
+    assert (tmp_path / "bars.svg").read_text().startswith("<svg")
+
+    done = ops("--host", "node1", "--learn", "a=250000", "--json")
+    assert done.returncode == 0, done.stderr
+    assert "the engine has an unknown number of requests and 250000 tokens" in done.stderr
+    assert json.loads(done.stdout)[0]["workers"][0]["kv_tokens"] == pytest.approx(250_000, rel=0.001)
+
+    for words in (
+        ["--host", "node1", "--solve", "speed"],
+        ["--host", "all", "--learn", "a=1"],
+        ["--host", "node1", "--learn", "b=1"],
+    ):
+        done = ops(*words)
+        assert done.returncode == 2
+        assert "  hint: " in done.stderr
+
+
+def test_the_task_says_which_worker_does_not_fit(fleet: Fleet) -> None:
+    path = fleet.folder / "node1.yml"
+    path.write_text(path.read_text().replace("gpus: [0, 1, 2, 3]", "gpus: [0]"))
+    broken = inventory.load(fleet.folder)
+    with pytest.raises(NoRoom) as caught:
+        report.of(broken, [broken.hosts["node1"]])
+    assert caught.value.host == "node1 a"
+    assert caught.value.hint
