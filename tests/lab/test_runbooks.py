@@ -1,0 +1,135 @@
+"""Runbooks that an operator writes, and the reboot, on twins."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from lab import judge
+from lab.lab import Lab
+from lab.twin import Twin
+from lodger import runbook
+from tests.lab.site import Site, serves
+
+Fresh = Callable[[str], Twin]
+
+THREE_STEPS = """---
+title: A note for whoever logs in
+hosts: [node1]
+risk: none
+duration: a second
+---
+
+# Note
+
+## There is a folder
+
+```state
+state: shell
+name: folder_there
+check: test -d /var/tmp/note
+run: mkdir /var/tmp/note
+undo: rmdir /var/tmp/note
+```
+
+## There is a note
+
+```state
+state: shell
+name: note_there
+check: grep -q "it's $(hostname)" /var/tmp/note/text
+run: |
+  echo "it's $(hostname)" > /var/tmp/note/text
+undo: rm -f /var/tmp/note/text
+```
+
+## It can be read by all
+
+```state
+state: shell
+name: note_readable
+check: test "$(stat -c %a /var/tmp/note/text)" = 644
+run: LAST
+```
+"""
+
+
+@pytest.fixture
+def site(lab: Lab, tmp_path: Path) -> Site:
+    return Site(lab, tmp_path)
+
+
+@pytest.fixture
+def written(request: pytest.FixtureRequest) -> Callable[[str], str]:
+    """Put a runbook beside the shipped ones for the time of a test, and return its name."""
+    path = runbook.FOLDER / f"note-{request.node.name.split('[')[0][-20:].replace('_', '-')}.md"
+
+    def write(last: str) -> str:
+        path.write_text(THREE_STEPS.replace("LAST", last))
+        return path.stem
+
+    request.addfinalizer(lambda: path.unlink(missing_ok=True))
+    return write
+
+
+def test_three_shell_states_are_established_once(written: Callable[[str], str], site: Site, node1: Twin) -> None:
+    node1.exec("rm -rf /var/tmp/note")
+    before = judge.snapshot(node1)
+    name = written("chmod 644 /var/tmp/note/text")
+    shown = site.well("runbook", name, "--dry-run")
+    assert "would do note_there" in shown.out
+    assert 'echo "it\'s $(hostname)" > /var/tmp/note/text' in shown.out
+    assert shown.out.index("## There is a note") < shown.out.index("would do note_there") < shown.out.index("## It can be read")
+    assert judge.difference(before, judge.snapshot(node1)) == []
+    assert node1.exec("ls /var/tmp/note", check=False).returncode != 0
+
+    assert set(site.well("runbook", name, "--json").one["changed"]) >= {"folder_there", "note_there"}
+    assert node1.exec("cat /var/tmp/note/text").stdout == f"it's {node1.exec('hostname').stdout.strip()}\n"
+    again = site.well("runbook", name, "--json").one
+    assert (again["outcome"], again["changed"]) == ("satisfied", [])
+    assert again["round_trips"] <= 3
+    node1.exec("rm -rf /var/tmp/note")
+
+
+def test_a_shell_state_that_fails_has_the_ones_before_undone(written: Callable[[str], str], site: Site, node1: Twin) -> None:
+    node1.exec("rm -rf /var/tmp/note")
+    ran = site.ops("runbook", written("chmod 600 /var/tmp/note/text; echo no such luck >&2; exit 3"), "--json")
+    assert ran.code == 1, str(ran)
+    assert "no such luck" in ran.one["error"]["cause"]
+    assert node1.exec("ls /var/tmp/note", check=False).returncode != 0
+
+
+def test_a_reboot_takes_everybody_down_in_order_and_brings_everybody_back(fresh: Fresh, site: Site) -> None:
+    twin = fresh("node1")
+    site.well("deploy", "--host", "node1")
+    twin.exec("supervisorctl start aigc-creator", check=False)
+    boot = twin.exec("cat /proc/sys/kernel/random/boot_id").stdout
+    before = judge.snapshot(twin)
+
+    done = site.well("runbook", "reboot", "--host", "node1", "--json").one
+
+    assert twin.exec("cat /proc/sys/kernel/random/boot_id").stdout != boot
+    order = [name for name in done["changed"] if name != "rebooted"]
+    assert order.index("service_stopped(worker-a)") < order.index("neighbour_paused(aigc-creator)")
+    assert serves(twin, 30000)
+    assert "RUNNING" in twin.exec("supervisorctl status aigc-creator").stdout
+    assert judge.difference(before, judge.snapshot(twin), expected=lambda kind, _: kind in {"gpu", "port"}) == []
+
+    document = site.well("postmortem", done["journal"]).out
+    assert re.search(r"- program aigc-creator: down from \d\d:\d\d:\d\d to \d\d:\d\d:\d\d UTC, \d+ s", document)
+    assert re.search(r"- unit lodger-worker-a.service: down from .* to \d\d:\d\d:\d\d UTC, \d+ s", document)
+    assert "## Root cause" in document
+    assert site.ops("journal", "--verify").code == 0
+
+
+def test_a_changed_journal_line_is_found(site: Site, node1: Twin) -> None:
+    del node1
+    site.ops("deploy", "--host", "node1", "--hosts-dir", str(site.hosts))
+    (path,) = site.journal.glob("*/events.jsonl")
+    path.write_text(path.read_text().replace('"event": "begin"', '"event": "began"'))
+    ran = site.ops("journal", "--verify")
+    assert ran.code == 1
+    assert "line 2" in ran.err
