@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -63,16 +63,16 @@ def site(lab: Lab, tmp_path: Path) -> Site:
 
 
 @pytest.fixture
-def written(request: pytest.FixtureRequest) -> Callable[[str], str]:
+def written(request: pytest.FixtureRequest) -> Iterator[Callable[[str], str]]:
     """Put a runbook beside the shipped ones for the time of a test, and return its name."""
-    path = runbook.FOLDER / f"note-{request.node.name.split('[')[0][-20:].replace('_', '-')}.md"
+    path = runbook.FOLDER / f"note-{request.node.name[-20:].replace('_', '-')}.md"
 
     def write(last: str) -> str:
         path.write_text(THREE_STEPS.replace("LAST", last))
         return path.stem
 
-    request.addfinalizer(lambda: path.unlink(missing_ok=True))
-    return write
+    yield write
+    path.unlink(missing_ok=True)
 
 
 def test_three_shell_states_are_established_once(written: Callable[[str], str], site: Site, node1: Twin) -> None:
