@@ -87,7 +87,7 @@ def learn(fleet: Fleet, host: Host, worker: Worker, tokens: int, running: int | 
         compared = measured.compare(about.predict(), tokens, running)
     except NoRoom:
         return None
-    mib = measured.correction(lambda given: about.predict(correction=given), tokens, about.correction)
+    mib = measured.correction(lambda given: about.predict(correction=given), tokens, running, about.correction)
     if mib != about.correction:
         measured.keep(measured.path(fleet.folder, fleet.pools[worker.pool].model, worker.pool, host.name), mib, compared)
     return compared

@@ -45,28 +45,32 @@ def compare(prediction: Prediction, tokens: int, running: int | None = None) -> 
     return Comparison(prediction.running, running, prediction.tokens, tokens)
 
 
-def correction(predict: Callable[[float], Prediction], tokens: int, before: float = 0.0) -> float:
-    """Return the MiB of pool memory with which ``predict`` comes out at ``tokens``, to a tenth.
+def correction(predict: Callable[[float], Prediction], tokens: int, running: int | None = None, before: float = 0.0) -> float:
+    """Return the MiB of pool memory with which ``predict`` comes out at ``running`` requests and ``tokens``, to a tenth.
 
+    One more running request takes its draft's states from the KV cache, so tokens alone can mean two amounts of memory.
     ``before`` is kept where it is right already, so that a run that changes nothing writes nothing, and where no amount of
     memory explains the report (a limit does).
     """
 
-    def predicted(mib: float) -> int:
+    def predicted(mib: float) -> tuple[int, int]:
         try:
-            return predict(mib).tokens
+            found = predict(mib)
         except NoRoom:
-            return 0
+            return 0, 0
+        return (0 if running is None else found.running), found.tokens
 
-    if abs(predicted(before) - tokens) <= _CLOSE * tokens:
+    wanted = running or 0, tokens
+    requests, size = predicted(before)
+    if requests == wanted[0] and abs(size - tokens) <= _CLOSE * tokens:
         return before
     low, high = -65536.0, 65536.0
-    if predicted(high) < tokens:
+    if predicted(high) < wanted:
         return before
     while high - low > 0.05:
         middle = (low + high) / 2
-        low, high = (middle, high) if predicted(middle) < tokens else (low, middle)
-    return round(high, 1)
+        low, high = (middle, high) if predicted(middle) < wanted else (low, middle)
+    return round(high if predicted(high)[0] == wanted[0] else low, 1)
 
 
 def path(folder: Path, model: str, pool: str, host: str) -> Path:

@@ -344,6 +344,17 @@ def test_a_report_becomes_the_next_prediction(fleet: Fleet) -> None:
     assert file.name == "node1.qwen38.qwen3.8-27b-fp8.json"
 
 
+@pytest.mark.parametrize("missing", [0, 200, 400, 785, 1200, 2000, 3000])
+def test_a_report_is_explained_with_its_number_of_requests(fleet: Fleet, missing: int) -> None:
+    """The last slot of a request decides over 14,000 tokens: tokens alone would be explained in two ways."""
+    about = subject(fleet)
+    real = about.predict(correction=-missing)
+    capacity.learn(fleet, fleet.hosts["node1"], fleet.hosts["node1"].workers["a"], real.tokens, real.running)
+    learnt = subject(fleet).predict()
+    assert learnt.running == real.running
+    assert learnt.tokens == pytest.approx(real.tokens, rel=0.01)
+
+
 def test_a_report_that_no_memory_explains_is_not_believed(fleet: Fleet) -> None:
     about = subject(fleet)
     limited = about.engine.model_copy(update={"extra_args": ("--max-total-tokens", "100000")})
