@@ -89,4 +89,36 @@ def status(_: Context, json_: bool = False) -> None:
             print(f"{name}: {state}")
 
 
-ns = Collection("lab", aim, up, down, reset, shell, status)
+@task(
+    positional=["name"],
+    help={
+        "name": "what the engines act out; without it the faults there are get listed",
+        "host": "NAME[,NAME] or all",
+        "port": "only the engine that listens there",
+        "set": "a parameter of the fault, NAME=VALUE; may be given several times",
+        "clear": "act out nothing any more",
+    },
+    iterable=["set"],
+)
+def fault(_: Context, host: str, name: str = "", port: int = 0, set: list[str] | None = None, clear: bool = False) -> None:
+    """Have simulated engines fail in a known way, from now on and while they run."""
+    from lab import faults  # noqa: PLC0415  late, like the rest
+
+    if not name and not clear:
+        width = max(map(len, faults.KINDS))
+        print("\n".join(f"{one:<{width}}  {kind.effect}" for one, kind in faults.KINDS.items()))
+        return
+    try:
+        given = dict(word.split("=", 1) for word in set or [])
+        parameters = {key: int(value) if value.isdigit() else value for key, value in given.items()}
+        acted = [] if clear else [faults.fault(name, port or None, **parameters)]
+    except ValueError as error:
+        raise Exit(
+            f"lab: {error}\n  hint: ./ops lab.fault --host NAME lists them; a parameter is NAME=VALUE", code=2
+        ) from error
+    with _lab() as lab:
+        for one in _names(lab, host):
+            lab.twin(one).faults(acted)
+
+
+ns = Collection("lab", aim, up, down, reset, shell, status, fault)
