@@ -195,7 +195,13 @@ def main() -> None:
     sys.path.insert(0, str(ROOT))
     import tasks  # noqa: PLC0415  the collection lies beside the package, at the checkout's root
 
-    LodgerProgram(name="Lodger", binary="./ops", version=VERSION, namespace=tasks.ns).run()
+    try:
+        LodgerProgram(name="Lodger", binary="./ops", version=VERSION, namespace=tasks.ns).run()
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # Whoever reads has seen enough, as in `./ops --list | head`; what is left must not be tried once more at the exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@
   development = [
     "hypothesis"
     "mypy"
+    "pytest-xdist"
     "types-paramiko"
   ];
 
@@ -39,6 +40,7 @@
     "cryptography"
     "decorator"
     "deprecated"
+    "execnet"
     "grimp"
     "h11"
     "httpcore"

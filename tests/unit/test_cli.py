@@ -268,3 +268,14 @@ def test_what_colleagues_did_meanwhile_is_told_apart(capsys: pytest.CaptureFixtu
     news = [Change("container", "notebook-2", "new: running", loss=False)]
     cli.finish([outcome(Mark.DONE, news=news)], as_json_array=False)
     assert "node1  meanwhile, not by us: container notebook-2: new: running" in capsys.readouterr().err
+
+
+def test_a_reader_that_has_seen_enough_is_told_nothing_more() -> None:
+    read, write = os.pipe()
+    os.close(read)
+    with os.fdopen(write, "wb") as nobody_reads:
+        done = subprocess.run(
+            [sys.executable, "-m", "lodger.cli", "--list"],
+            cwd=ROOT, stdout=nobody_reads, stderr=subprocess.PIPE, text=True, check=False, timeout=60,
+        )  # fmt: skip
+    assert (done.returncode, done.stderr) == (1, "")

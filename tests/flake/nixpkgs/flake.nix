@@ -9,10 +9,10 @@
       genAttrs = names: make: builtins.listToAttrs (map (name: { inherit name; value = make name; }) names);
 
       modules = [
-        "annotated-types" "anyio" "bcrypt" "certifi" "cffi" "click" "cryptography" "decorator" "deprecated" "fabric" "grimp"
+        "annotated-types" "anyio" "bcrypt" "certifi" "cffi" "click" "cryptography" "decorator" "deprecated" "execnet" "fabric" "grimp"
         "h11" "httpcore" "httpx" "hypothesis" "idna" "iniconfig" "invoke" "jinja2" "librt" "markdown-it-py" "markupsafe"
         "mdurl" "mypy" "mypy-extensions" "packaging" "paramiko" "pathspec" "pip" "pluggy" "pycparser" "pydantic"
-        "pydantic-core" "pygments" "pynacl" "pytest" "pytest-testinfra" "rich" "ruamel-yaml" "sortedcontainers"
+        "pydantic-core" "pygments" "pynacl" "pytest" "pytest-testinfra" "pytest-xdist" "rich" "ruamel-yaml" "sortedcontainers"
         "types-paramiko" "typing-extensions" "typing-inspection" "wrapt"
       ];
 
