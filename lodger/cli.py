@@ -196,12 +196,15 @@ def main() -> None:
     import tasks  # noqa: PLC0415  the collection lies beside the package, at the checkout's root
 
     try:
-        LodgerProgram(name="Lodger", binary="./ops", version=VERSION, namespace=tasks.ns).run()
-        sys.stdout.flush()
-    except BrokenPipeError:
+        try:
+            LodgerProgram(name="Lodger", binary="./ops", version=VERSION, namespace=tasks.ns).run()
+        finally:
+            sys.stdout.flush()
+    except BrokenPipeError as error:
         # Whoever reads has seen enough, as in `./ops --list | head`; what is left must not be tried once more at the exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(1)
+        ended = error.__context__
+        sys.exit(ended.code if isinstance(ended, SystemExit) else 1)
 
 
 if __name__ == "__main__":

@@ -196,6 +196,8 @@ def test_the_installed_tool_works_on_the_folder_it_is_called_in_with_its_own_cod
     assert asked.returncode == 0, asked.stderr
     assert "test_worker.py" in asked.stdout
 
+    assert call(program, site, "lab.status").stdout == "node2: absent\nother: absent\n"
+
     unknown = call(program, site, "plan", "--host", "node1")
     assert unknown.returncode == 2
     assert "node2, other" in unknown.stderr

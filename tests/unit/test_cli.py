@@ -270,12 +270,13 @@ def test_what_colleagues_did_meanwhile_is_told_apart(capsys: pytest.CaptureFixtu
     assert "node1  meanwhile, not by us: container notebook-2: new: running" in capsys.readouterr().err
 
 
-def test_a_reader_that_has_seen_enough_is_told_nothing_more() -> None:
+@pytest.mark.parametrize(("unbuffered", "code"), [("", 0), ("1", 1)], ids=["after the task", "in the middle of it"])
+def test_a_reader_that_has_seen_enough_is_told_nothing_more(unbuffered: str, code: int) -> None:
     read, write = os.pipe()
     os.close(read)
     with os.fdopen(write, "wb") as nobody_reads:
         done = subprocess.run(
             [sys.executable, "-m", "lodger.cli", "--list"],
-            cwd=ROOT, stdout=nobody_reads, stderr=subprocess.PIPE, text=True, check=False, timeout=60,
+            cwd=ROOT, env={**os.environ, "PYTHONUNBUFFERED": unbuffered}, stdout=nobody_reads, stderr=subprocess.PIPE, text=True, check=False, timeout=60,
         )  # fmt: skip
-    assert (done.returncode, done.stderr) == (1, "")
+    assert (done.returncode, done.stderr) == (code, "")
