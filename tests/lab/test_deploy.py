@@ -62,10 +62,10 @@ def test_one_deploy_serves_three_workers_and_a_second_one_changes_nothing(lab: L
     assert site.ops("verify", "--host", "all").code == 0
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def deployed(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Twin:
-    """node1 with one release, untouched inventory."""
-    lab.reset(["node1"])
+    """node1 serving what the untouched inventory says, whatever the test before did to it."""
+    lab.up()
     Site(lab, tmp_path_factory.mktemp("deployed")).well("deploy", "--host", "node1")
     return lab.twin("node1")
 
@@ -176,6 +176,31 @@ def test_an_image_that_is_not_there_is_named_and_nothing_else_is_touched(deploye
     assert deployed.exec("docker inspect -f '{{.State.StartedAt}}' lodger-worker-a").stdout == started
 
 
+def test_only_the_newest_three_releases_are_kept(deployed: Twin, site: Site) -> None:
+    for queued in (41, 42, 43):
+        site.pool(max_queued_requests=queued)
+        site.well("deploy", "--host", "node1")
+    assert len(deployed.exec("ls /opt/lodger/releases").stdout.split()) == 3
+    assert deployed.exec("wc -l < /opt/lodger/history").stdout.strip() == "3"
+
+
+def test_a_crash_half_a_minute_after_each_start_ends_as_failed(deployed: Twin, site: Site) -> None:
+    site.pool(restart_delay_s=1, max_queued_requests=44)
+    site.well("deploy", "--host", "node1")
+    deployed.clock(1)
+    try:
+        deployed.faults([fault("crash_at_start")])
+        deployed.exec("docker kill lodger-worker-a")
+        state = "systemctl show -p ActiveState,Result,NRestarts lodger-worker-a"
+        deployed.exec(f"for i in $(seq 240); do {state} | grep -q =failed && exit 0; sleep 1; done; exit 1", timeout=250)
+        assert "failed" in deployed.exec("systemctl is-failed lodger-worker-a", check=False).stdout
+        assert "Error" in deployed.exec("journalctl -u lodger-worker-a -n 60 -o cat").stdout
+    finally:
+        deployed.faults([])
+        deployed.clock(20)
+        site.well("deploy", "--host", "node1")
+
+
 def test_a_first_deploy_that_goes_wrong_leaves_the_host_as_it_was(fresh: Fresh, site: Site) -> None:
     twin = fresh("node1")
     assert serves(twin, 30000), "the hand-made predecessor"
@@ -233,28 +258,3 @@ def test_rollback_on_the_other_host_brings_the_replaced_unit_back(fresh: Fresh, 
     assert twin.exec("systemctl is-enabled vllm-qwen", check=False).stdout.strip() == "disabled"
     site.well("rollback", "--host", "node2")
     assert twin.exec("systemctl is-active vllm-qwen; systemctl is-enabled vllm-qwen").stdout.split() == ["active", "enabled"]
-
-
-def test_only_the_newest_three_releases_are_kept(deployed: Twin, site: Site) -> None:
-    for queued in (41, 42, 43):
-        site.pool(max_queued_requests=queued)
-        site.well("deploy", "--host", "node1")
-    assert len(deployed.exec("ls /opt/lodger/releases").stdout.split()) == 3
-    assert deployed.exec("wc -l < /opt/lodger/history").stdout.strip() == "3"
-
-
-def test_a_crash_half_a_minute_after_each_start_ends_as_failed(deployed: Twin, site: Site) -> None:
-    site.pool(restart_delay_s=1, max_queued_requests=44)
-    site.well("deploy", "--host", "node1")
-    deployed.clock(1)
-    try:
-        deployed.faults([fault("crash_at_start")])
-        deployed.exec("docker kill lodger-worker-a")
-        state = "systemctl show -p ActiveState,Result,NRestarts lodger-worker-a"
-        deployed.exec(f"for i in $(seq 240); do {state} | grep -q =failed && exit 0; sleep 1; done; exit 1", timeout=250)
-        assert "failed" in deployed.exec("systemctl is-failed lodger-worker-a", check=False).stdout
-        assert "Error" in deployed.exec("journalctl -u lodger-worker-a -n 60 -o cat").stdout
-    finally:
-        deployed.faults([])
-        deployed.clock(20)
-        site.well("deploy", "--host", "node1")

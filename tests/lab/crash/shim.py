@@ -1,0 +1,78 @@
+"""The product, run with a blow at one of its commands: `python -m tests.lab.crash.shim KIND INDEX PHASE MAILBOX -- TASK ...`.
+
+KIND is kill (SIGKILL to the controller), drop (the connection is cut) or power (the harness cuts the twin's power and switches it
+on again). The blow lands at the INDEXth command that acts (0 is the first; reading facts and renewing the lock do not count):
+before it is sent, while it runs, or after it ended and before anybody has written that down. With INDEX -1 nothing happens, and
+the number of such commands is written into MAILBOX.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from lodger import cli, transport
+from lodger.command import Command, Result
+
+READS = {"read the facts", "renew the lock", "unlock", "a witness looks", "compare the footprint and unlock"}
+DURING = 0.25  # seconds into a command
+
+
+class Blow:
+    """Counts commands, and strikes once."""
+
+    def __init__(self, kind: str, index: int, phase: str, mailbox: Path) -> None:
+        self.kind, self.index, self.phase, self.mailbox = kind, index, phase, mailbox
+        self.count = 0
+
+    def strike(self, connection: transport.Ssh) -> None:
+        """Do it."""
+        (self.mailbox / "struck").write_text(f"{self.kind} at command {self.index}, {self.phase}\n")
+        if self.kind == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if self.kind == "drop":
+            connection.close()
+            return
+        (self.mailbox / "cut").touch()
+        end = time.monotonic() + 120
+        while not (self.mailbox / "on").exists() and time.monotonic() < end:
+            time.sleep(0.1)
+        connection.close()
+
+    def around(self, run: Callable[..., Result]) -> Callable[..., Result]:
+        """Wrap ``Ssh.run``."""
+
+        def wrapped(connection: transport.Ssh, command: Command, on_line: Callable[[str], None] | None = None) -> Result:
+            if command.why in READS:
+                return run(connection, command, on_line)
+            mine = self.count == self.index
+            self.count += 1
+            (self.mailbox / "count").write_text(str(self.count))
+            if mine and self.phase == "before":
+                self.strike(connection)
+            if mine and self.phase == "during":
+                threading.Timer(DURING, self.strike, [connection]).start()
+            result = run(connection, command, on_line)
+            if mine and self.phase == "after":
+                self.strike(connection)
+            return result
+
+        return wrapped
+
+
+def main() -> None:
+    """Run the task with the blow in place."""
+    kind, index, phase, mailbox, _, *words = sys.argv[1:]
+    blow = Blow(kind, int(index), phase, Path(mailbox))
+    transport.Ssh.run = blow.around(transport.Ssh.run)  # type: ignore[method-assign]  # that is the point
+    sys.argv = ["lodger", *words]
+    cli.main()
+
+
+if __name__ == "__main__":
+    main()
