@@ -256,14 +256,20 @@ def witnesses_of(fleet: Fleet, host: Host) -> Outcome:
     from lodger.witness import specs_for  # noqa: PLC0415  pytest takes its time
 
     del fleet
-    return Outcome(host.name, "verify", states=[StateOutcome(spec.name, Mark.SATISFIED) for spec in specs_for(host)])
+    return _named(host, "verify", [spec.name for spec in specs_for(host)])
 
 
 def workers_of(fleet: Fleet, host: Host, only: str | None) -> Outcome:
     """Return the workers that a smoke would check, without checking them."""
     del fleet
-    names = [f"worker-{name}" for name in _workers(host, only)]
-    return Outcome(host.name, "smoke", states=[StateOutcome(name, Mark.SATISFIED) for name in names])
+    return _named(host, "smoke", [f"worker-{name}" for name in _workers(host, only)])
+
+
+def _named(host: Host, task: str, names: Sequence[str]) -> Outcome:
+    report = _Report()
+    for name in names:
+        report.note(host.name, f"would look at {name}")
+    return Outcome(host.name, task, states=[StateOutcome(name, Mark.SATISFIED) for name in names])
 
 
 def _workers(host: Host, only: str | None) -> list[str]:
