@@ -274,7 +274,8 @@ class Ssh:
     def _lost(self, command: Command, cause: str = "") -> ConnectionLost:
         silent = time.monotonic() - self._heard > SILENCE
         what = f"the host fell silent for {SILENCE:.0f} s" if silent else "the connection was lost"
-        return ConnectionLost(f"{what} during `{command.why or command}`", cause=cause, host=self.host)
+        hint = "look at the host and its network, then run this again: it goes on from where it was"
+        return ConnectionLost(f"{what} during `{command.why or command}`", cause=cause, hint=hint, host=self.host)
 
     def _explain_unstarted(self, command: Command, said: str, code: int) -> None:
         last = said.strip().splitlines()[-1] if said.strip() else f"exit code {code}, nothing printed"
