@@ -351,3 +351,16 @@ def test_host_file_of_another_model_is_checked_before_anything_else(site: Site, 
         ran = site.ops("deploy", "--host", "node1")
     assert ran.code == 2
     assert "gpus" in ran.err
+
+
+def test_checkout_older_than_what_is_deployed(site: Site, clean: Twin) -> None:
+    site.well("deploy", "--host", "node1")
+    try:
+        manifest = "/opt/lodger/current/manifest.json"
+        clean.exec(["sed", "-i", 's/"revision": "[^"]*"/"revision": "' + "c" * 40 + '"/', manifest])
+        with untouched(clean):
+            one_sentence(site.ops("deploy", "--host", "node1", "--json"), 3, "newer than this checkout", "--force")
+        assert site.well("deploy", "--host", "node1", "--json", "--force").one["outcome"] == "satisfied"
+    finally:
+        clean.exec(["sed", "-i", 's/"revision": "[^"]*"/"revision": "unknown"/', manifest])
+        site.well("rollback", "--host", "node1")

@@ -1,0 +1,230 @@
+"""Take each guard out once and watch its test go red: `python -m tests.lab.guards [WORD]`, in a clean checkout.
+
+A guard is a piece of a source file; taken out, the test beside it must fail. Files are put back whatever happens. Not part of the
+test run: it runs failing tests on twins for a quarter of an hour.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import dataclass
+
+from lab.run import CHECKOUT
+
+REFUSALS, DEPLOY, INTERRUPTED = "tests/lab/test_refusals.py", "tests/lab/test_deploy.py", "tests/lab/test_interrupted.py"
+BROKEN = f"{REFUSALS}::test_what_would_make_a_deploy_fail_is_refused_before_anything_is_changed"
+
+
+@dataclass(frozen=True)
+class Guard:
+    """What is guarded against, the file and text of the guard, what stands there without it, and the test."""
+
+    against: str
+    file: str
+    text: str
+    without: str
+    test: str
+
+
+HOST, SERVICE, ENGINE, SSH = "lodger/states/host.py", "lodger/states/service.py", "lodger/engine.py", "lodger/transport.py"
+GUARDS = [
+    Guard("a full disk", HOST, "elif disk.free < _ROOM:", "elif False:", f"{BROKEN}[full disk]"),
+    Guard("a read-only disk", HOST, "if not disk.writable:", "if False:", f"{BROKEN}[read-only /opt]"),
+    Guard("no Docker", HOST, "if not docker.client:", "if False:", f"{BROKEN}[no Docker]"),
+    Guard("no Compose", HOST, "version_key(docker.compose) < (2,)", "False", f"{BROKEN}[no Compose]"),
+    Guard("no GPU hook", HOST, "docker.server and not docker.gpu_hook", "False", f"{BROKEN}[no GPU hook]"),
+    Guard("no curl", HOST, "if not read[facts.CURL]:", "if False:", f"{BROKEN}[no curl]"),
+    Guard(
+        "the wrong driver",
+        HOST,
+        "if driver.loaded != self._driver:",
+        "if False:",
+        f"{REFUSALS}::test_driver_that_is_not_the_declared_one",
+    ),
+    Guard("weights cut short", "lodger/states/image.py", "folder.size < self._size", "False", f"{BROKEN}[weights cut short]"),
+    Guard("a unit of our name", SERVICE, "not in installed.splitlines()", "in []", f"{BROKEN}[a unit of our name]"),
+    Guard(
+        "a container of our name",
+        SERVICE,
+        'if container is not None and container.labels.get("io.lodger.host") != self.host:',
+        "if container is not None and False:",
+        f"{BROKEN}[a container of our name]",
+    ),
+    Guard(
+        "a stranger on a GPU",
+        SERVICE,
+        "if set(process.gpus) & set(self.service.gpus) and not known:",
+        "if False:",
+        f"{BROKEN}[somebody on a GPU]",
+    ),
+    Guard(
+        "a stranger's container on a GPU",
+        SERVICE,
+        "if set(process.gpus) & set(self.service.gpus) and not known:",
+        "if False:",
+        f"{BROKEN}[somebody in a container on a GPU]",
+    ),
+    Guard(
+        "the wrong machine",
+        ENGINE,
+        "if found != self.machine_id:",
+        "if False:",
+        f"{REFUSALS}::test_wrong_machine_at_the_address",
+    ),
+    Guard(
+        "an unnamed machine",
+        ENGINE,
+        "        if self.machine_id is None:\n            hint",
+        "        if False:\n            hint",
+        f"{REFUSALS}::test_machine_whose_identity_is_not_recorded",
+    ),
+    Guard(
+        "an unknown host key",
+        SSH,
+        "client.set_missing_host_key_policy(_Reject())",
+        "pass",
+        f"{REFUSALS}::test_unknown_host_key_is_not_accepted",
+    ),
+    Guard("a changed host key", SSH, "client.load_system_host_keys(str(path))", "pass", f"{REFUSALS}::test_changed_host_key"),
+    Guard(
+        "sudo that asks",
+        SSH,
+        'if command.sudo and "sudo" in said:',
+        "if False:",
+        f"{REFUSALS}::test_sudo_that_does_not_let_us[asks for a password]",
+    ),
+    Guard(
+        "a login banner",
+        SSH,
+        'before, mark, rest = text.partition(nonce + "\\n")',
+        'before, mark, rest = "", "x", text',
+        f"{REFUSALS}::test_login_shell_that_prints_a_banner_is_no_obstacle",
+    ),
+    Guard(
+        "another locale",
+        SSH,
+        '["env", "LC_ALL=C", *argv]',
+        '["env", *argv]',
+        f"{REFUSALS}::test_locale_that_is_not_english_is_no_obstacle",
+    ),
+    Guard(
+        "a silent host",
+        SSH,
+        "if time.monotonic() - self._heard > SILENCE:\n                transport.close()",
+        "if False:\n                transport.close()",
+        f"{REFUSALS}::test_host_that_falls_silent_during_a_command_is_given_up",
+    ),
+    Guard(
+        "a silent listener",
+        SSH,
+        '"banner_timeout": CONNECT,',
+        '"banner_timeout": 900,',
+        f"{REFUSALS}::test_host_that_answers_and_goes_silent",
+    ),
+    Guard("a live lock", ENGINE, "if verdict is lock.Verdict.LIVE or", "if", f"{REFUSALS}::test_live_lock_is_never_broken"),
+    Guard(
+        "an expired lock",
+        ENGINE,
+        "(verdict is lock.Verdict.EXPIRED and not self.break_lock)",
+        "False",
+        f"{REFUSALS}::test_expired_lock_needs_to_be_broken_by_hand",
+    ),
+    Guard(
+        "a taken port",
+        SERVICE,
+        "return [*found, *self._port_taken(read)]",
+        "return found",
+        f"{REFUSALS}::test_port_that_somebody_listens_on",
+    ),
+    Guard(
+        "an older checkout",
+        "lodger/operate.py",
+        "if not contained(revision):",
+        "if False:",
+        f"{REFUSALS}::test_checkout_older_than_what_is_deployed",
+    ),
+    Guard(
+        "bad usage",
+        "lodger/cli.py",
+        "code=2) from error",
+        "code=1) from error",
+        f"{REFUSALS}::test_bad_usage_ends_with_exit_2_and_a_hint",
+    ),
+    Guard(
+        "foreign losses",
+        ENGINE,
+        "outcome.losses = [change for change in changes if change.loss]",
+        "outcome.losses = []",
+        f"{INTERRUPTED}::test_something_foreign_that_stops_meanwhile_is_named_and_the_goal_stays",
+    ),
+    Guard(
+        "a lost connection",
+        ENGINE,
+        "self.connection.reconnect()\n        self._settle()",
+        "raise ConnectionLost('gone')",
+        f"{INTERRUPTED}::test_a_dropped_connection_is_made_again_and_the_run_goes_on",
+    ),
+    Guard(
+        "a dead controller's lock",
+        "lodger/lock.py",
+        "if gone:",
+        "if False:",
+        f"{INTERRUPTED}::test_a_killed_deploy_is_finished_by_the_next_one[after the neighbour stopped]",
+    ),
+    Guard(
+        "an undo left out",
+        ENGINE,
+        "if step.state.name in run.ledger.acted:",
+        "if False:",
+        f"{INTERRUPTED}::test_a_run_that_is_asked_to_stop_undoes_what_it_did",
+    ),
+    Guard(
+        "a hand-edited file",
+        "lodger/states/release.py",
+        "elif found.content != content.text or",
+        "elif",
+        f"{DEPLOY}::test_a_file_edited_on_the_host_shows_in_the_plan_and_is_mended",
+    ),
+]
+
+
+def red(guard: Guard) -> bool:
+    """Whether the test fails without the guard."""
+    path = CHECKOUT / guard.file
+    whole = path.read_text()
+    if whole.count(guard.text) != 1:
+        raise SystemExit(
+            f"{guard.file} has {whole.count(guard.text)} times {guard.text!r}: name the guard against {guard.against} anew"
+        )
+    path.write_text(whole.replace(guard.text, guard.without))
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "pytest", "-q", "-x", guard.test],
+            cwd=CHECKOUT,
+            capture_output=True,
+            text=True,
+            timeout=1200,
+            check=False,
+        )
+    finally:
+        path.write_text(whole)
+    if " failed" not in done.stdout and " passed" not in done.stdout:
+        raise SystemExit(f"{guard.test} neither passed nor failed:\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
+    return " failed" in done.stdout
+
+
+def main() -> None:
+    """Print a line a guard; end with 1 when any test stayed green."""
+    word = sys.argv[1] if len(sys.argv) > 1 else ""
+    green = 0
+    for guard in GUARDS:
+        if word in guard.against:
+            seen = red(guard)
+            green += not seen
+            print(f"{'red  ' if seen else 'GREEN'}  without the guard against {guard.against}", flush=True)
+    sys.exit(green > 0)
+
+
+if __name__ == "__main__":
+    main()
