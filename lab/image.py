@@ -1,7 +1,8 @@
 """What twins are made of, built once on this machine and kept under MACHINE until something it is made from changes.
 
-Three Docker images on this machine, each on the one before: `base` (a small Debian by debootstrap, from the mirror that the
-machine's own apt uses), `os` (the packages of a lab host) and `twin` (our files: simulated GPU, world, units). And one store:
+Docker images on this machine, each on the one before: `base` (a small Debian by debootstrap, from the mirror that the
+machine's own apt uses), `os` (the packages of a lab host), `twin` (our files: world, units, GPU and driver) and, for
+each driver that a twin starts with, `driver` (its packages installed by apt). And one store:
 the container images that twins pull (engine, router), as a registry's folder, and beside it a folder for a new twin's
 /var/lib/docker that holds only what its neighbours run.
 """
@@ -32,9 +33,14 @@ _BASE_PACKAGES = "ca-certificates,python3,procps,curl"
 _FILES = """
 cp -rT /lab/image/twin /
 chmod 440 /etc/sudoers.d/operator
-cd /lab/gpu
-install nvidia_smi.py /usr/bin/nvidia-smi
-install container_hook.py /usr/bin/nvidia-container-runtime-hook
+install /lab/gpu/container_hook.py /usr/bin/nvidia-container-runtime-hook
+install -Dt /usr/lib/twin/driver /lab/driver/inside/* /lab/gpu/nvidia_smi.py
+for program in lsmod modinfo modprobe rmmod; do
+    for path in /usr/bin/$program /usr/sbin/$program; do [ ! -e $path ] || ln -sf /usr/lib/twin/driver/kernel.py $path; done
+done
+# Packages come from the driver's repository beside the twin's own files; no mirror is asked.
+rm -f /etc/apt/sources.list /etc/apt/sources.list.d/*
+/usr/lib/twin/driver/packages.py offer 545.23.06 580.126.09
 systemctl enable -q twin-hardware twin-programs twin-neighbours ssh docker supervisor
 """
 
@@ -62,7 +68,9 @@ def twin_image() -> str:
     """Return the name of the image that a twin runs, built if need be (about two minutes the first time)."""
     base = f"lodger-lab/base:{_base()}"
     os_image = f"lodger-lab/os:{digest(base, RECIPES / 'os.sh', RECIPES / 'packages')}"
-    twin = f"lodger-lab/twin:{digest(os_image, _FILES, RECIPES / 'twin', HERE / 'gpu')}"
+    # dkms builds for the kernel of this machine, which twins share.
+    parts = (_FILES, os.uname().release, RECIPES / "twin", HERE / "gpu", HERE / "driver" / "inside")
+    twin = f"lodger-lab/twin:{digest(os_image, *parts)}"
     if _exists(twin):
         return twin
     with locked(MACHINE / "image.lock"):
@@ -75,6 +83,16 @@ def twin_image() -> str:
             _commit(twin, os_image, ["sh", "-ec", _FILES])
         _forget_old_images()
     return twin
+
+
+def driver_image(twin: str, version: str) -> str:
+    """Return the name of `twin` with a driver installed, built if need be (a few seconds)."""
+    image = f"lodger-lab/driver:{version}-{twin.partition(':')[2]}"
+    with locked(MACHINE / "image.lock"):
+        if not _exists(image):
+            say(f"installing driver {version} (some seconds, once)")
+            _commit(image, twin, ["/usr/lib/twin/driver/packages.py", "install", version])
+    return image
 
 
 def store(twin: str) -> Store:
@@ -100,7 +118,7 @@ def _archive() -> Path:
 
 def _forget_old_images() -> None:
     """Remove all but the newest five of each kind of image; Docker keeps those that containers use."""
-    for kind in ("twin", "os", "base"):
+    for kind in ("driver", "twin", "os", "base"):
         listed = run(["docker", "images", "--format", "{{.Repository}}:{{.Tag}}", f"lodger-lab/{kind}"]).stdout
         for old in listed.splitlines()[5:]:
             run(["docker", "rmi", old], check=False)

@@ -5,6 +5,7 @@
     lab.aim()                # LODGER_HOSTS = the overlay: tasks that follow in this process see the twins
     twin = lab.twin("node1") # see Twin: exec, ssh, write, clock, faults, reboot, kill, start, pause, unpause, cut_network ...
     lab.reset(["node1"])     # as it was at first: disk, containers, neighbours
+    lab.reset(["node1"], driver="545.23.06")  # as before an upgrade; `up` keeps it so until the next reset
     lab.down()               # nothing is left but cached images
 
 Names of containers and networks carry a hash of the checkout's path, so that checkouts do not collide. State lies in
@@ -19,7 +20,7 @@ import json
 import os
 import shutil
 import uuid
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -28,17 +29,24 @@ from ruamel.yaml import YAML
 from ruamel.yaml.scalarstring import DoubleQuotedScalarString as Quoted
 
 from lab import certificate, system
-from lab.image import REGISTRY, Store, store, twin_image
+from lab.image import REGISTRY, Store, driver_image, store, twin_image
 from lab.run import CHECKOUT, MACHINE, LabError, digest, locked, run, say
 from lab.twin import USER, File, Twin
 from lab.world import world
 from lodger import inventory
 
+_MADE_FROM = "lodger-lab.made-from"
+_DRIVER = "lodger-lab.driver"  # that a twin was asked to start with; empty for the declared one
+
 
 class Lab:
     """All twins of one checkout."""
 
-    def __init__(self, root: Path = CHECKOUT, hosts: Path | None = None) -> None:
+    def __init__(
+        self, root: Path = CHECKOUT, hosts: Path | None = None, start_drivers: Mapping[str, str] | None = None
+    ) -> None:
+        """Take the drivers that twins start with where those are not the ones that their host files declare."""
+        self.start_drivers = dict(start_drivers or {})
         self.root = root.resolve()
         self.dir = self.root / ".lab"
         self.overlay = self.dir / "hosts"
@@ -86,14 +94,17 @@ class Lab:
             self._each(self.names, lambda name: self._mend(name, image, images))
             self._write_overlay(images)
 
-    def reset(self, names: Iterable[str]) -> None:
-        """Make twins as they were at first. Raises LabError when the lab is not up."""
+    def reset(self, names: Iterable[str], *, driver: str = "") -> None:
+        """Make twins as they were at first, or as they would be with another driver than their host files declare.
+
+        Raises LabError when the lab is not up.
+        """
         twins = [self.twin(name).name for name in names]
         with locked(self.dir / "lock"):
             image, images = self._made()
             if not self._subnet():
                 raise LabError("the lab is not up", "start it with lab.up")
-            self._each(twins, lambda name: self._make(name, image, images))
+            self._each(twins, lambda name: self._make(name, image, images, driver or self.start_drivers.get(name, "")))
 
     def down(self) -> None:
         """Remove every container, network, disk, process and mount of this lab; cached images and keys stay."""
@@ -198,13 +209,13 @@ class Lab:
             _remove_cgroup(name)
 
     def _labels(self, made_from: str) -> dict[str, str]:
-        return {"lodger-lab": self.id, "lodger-lab.root": str(self.root), "lodger-lab.made-from": made_from}
+        return {"lodger-lab": self.id, "lodger-lab.root": str(self.root), _MADE_FROM: made_from}
 
     def _depot(self, image: str, images: Store) -> None:
         """Have the registry run beside the twins, under its real name."""
         name = f"{self.prefix}-depot"
         made_from = digest(image, str(images.path), self._address(2), self.keys / "registry.crt")
-        asked = ["docker", "inspect", "-f", '{{.State.Running}} {{index .Config.Labels "lodger-lab.made-from"}}', name]
+        asked = ["docker", "inspect", "-f", f'{{{{.State.Running}}}} {{{{index .Config.Labels "{_MADE_FROM}"}}}}', name]
         if run(asked, check=False).stdout.split() == ["true", made_from]:
             return
         self._drop({name} & set(self._containers()))
@@ -232,11 +243,12 @@ class Lab:
     def _mend(self, name: str, image: str, images: Store) -> None:
         """Make a twin that is missing or made from something else; bring back one that is off; leave alone one that is well."""
         twin = self.twin(name)
-        made_from, state = twin.made_from(), twin.state()
-        if made_from != digest(image, repr(self._content(name))):
+        made_from, state = twin.label(_MADE_FROM), twin.state()
+        driver = self.start_drivers.get(name) or twin.label(_DRIVER)
+        if made_from != digest(*self._recipe(name, image, driver)):
             if made_from:
                 say(f"{name} is made anew: what it is made from has changed")
-            self._make(name, image, images)
+            self._make(name, image, images, driver)
             return
         try:
             if state == "paused":
@@ -249,24 +261,31 @@ class Lab:
             twin.clock(self.clock)
         except LabError as error:
             say(f"{name} is made anew: {error}")
-            self._make(name, image, images)
+            self._make(name, image, images, driver)
 
-    def _make(self, name: str, image: str, images: Store) -> None:
+    def _recipe(self, name: str, image: str, driver: str) -> tuple[str, str]:
+        """Return what a twin is made from."""
+        return f"{driver} {image}", repr(self._content(name, driver))
+
+    def _make(self, name: str, image: str, images: Store, driver: str) -> None:
+        """Make a twin that starts with `driver`; with the one that its host file declares if that is empty."""
         twin = self.twin(name)
         self._drop({twin.container} & set(self._containers()))
         disk = self.disks / twin.container / "docker"
         shutil.rmtree(disk, ignore_errors=True)
         images.new_disk(disk)
-        files, names = self._content(name)
-        labels = self._labels(digest(image, repr((files, names))))
+        files, names = self._content(name, driver)
+        labels = {**self._labels(digest(*self._recipe(name, image, driver))), _DRIVER: driver}
         files["/var/lib/twin/clock"] = File(f"{self.clock}\n")
-        twin.create(image, disk=disk, labels=labels, names=names, files=files)
+        version = driver or inventory.load(self.hosts).hosts[name].driver
+        twin.create(driver_image(image, version), disk=disk, labels=labels, names=names, files=files)
         twin.start()
 
-    def _content(self, name: str) -> tuple[dict[str, File], dict[str, str]]:
+    def _content(self, name: str, driver: str) -> tuple[dict[str, File], dict[str, str]]:
         """Return the files that a twin gets, and the addresses that it knows by name."""
         fleet = inventory.load(self.hosts)
-        made = world(fleet, fleet.hosts[name], self.twin(name).machine_id)
+        host = fleet.hosts[name]
+        made = world(fleet, host, self.twin(name).machine_id, driver or host.driver)
         authority, registries = File((self.keys / "ca.crt").read_text()), _registries(fleet)
         files = {
             **made.files,

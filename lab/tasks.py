@@ -62,11 +62,11 @@ def down(_: Context) -> None:
         lab.down()
 
 
-@task(help={"host": "NAME[,NAME] or all"})
-def reset(_: Context, host: str) -> None:
+@task(help={"host": "NAME[,NAME] or all", "driver": "VERSION that they start with; without it, the one that is declared"})
+def reset(_: Context, host: str, driver: str = "") -> None:
     """Make twins as they were at first: disk, containers, neighbours."""
     with _lab() as lab:
-        lab.reset(_names(lab, host))
+        lab.reset(_names(lab, host), driver=driver)
 
 
 @task(help={"host": "NAME"})

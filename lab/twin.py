@@ -86,10 +86,8 @@ class Twin:
         self.write("/run/gpu-sim/faults.json", json.dumps(list(faults)))
 
     def install_driver(self, version: str) -> None:
-        """Make this the twin of a host with another driver, and reboot it."""
-        spec = json.loads(self.exec(["cat", "/etc/twin.json"]).stdout)
-        self.write("/etc/twin.json", json.dumps({**spec, "driver": version}))
-        self.exec("rm /usr/lib/x86_64-linux-gnu/libnvidia-ml.so.*")
+        """Make this the twin of a host that has had another driver all along, and reboot it."""
+        self.exec(["/usr/lib/twin/driver/packages.py", "install", version])
         self.reboot()
 
     def wait_ready(self) -> None:
@@ -149,9 +147,9 @@ class Twin:
         """Return the container's state: running, paused, exited, ... or absent."""
         return self._inspect("{{.State.Status}}") or "absent"
 
-    def made_from(self) -> str:
-        """Return the hash of what the container was made from, or nothing when there is no container."""
-        return self._inspect('{{index .Config.Labels "lodger-lab.made-from"}}')
+    def label(self, name: str) -> str:
+        """Return one of the container's labels, or nothing when there is no such label or no container."""
+        return self._inspect(f'{{{{index .Config.Labels "{name}"}}}}')
 
     def create(
         self,

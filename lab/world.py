@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from lab.driver.inside.kernel import cuda
 from lab.image import REGISTRY
 from lab.run import CHECKOUT
 from lab.twin import File
@@ -12,6 +13,7 @@ from lodger.inventory import Fleet, Host, Model, Neighbour
 
 NOTEBOOK = "colleague/notebook:2024.1"
 ENGINE = f"{REGISTRY}/lmsysorg/sglang:v0.5.19-cu129"
+ENGINE_CUDA = (12, 9)
 SERVICE = (CHECKOUT / "lab" / "gpu" / "gpu_service.py").read_text()
 ENGINE_CODE = CHECKOUT / "lab" / "engine" / "sglang" / "launch_server.py"
 # A replaced neighbour fills its GPUs as a serving engine does.
@@ -50,13 +52,12 @@ class World:
         return path
 
 
-def world(fleet: Fleet, host: Host, machine_id: str) -> World:
-    """Derive a twin's surroundings from its host file and the fleet."""
+def world(fleet: Fleet, host: Host, machine_id: str, driver: str) -> World:
+    """Derive the surroundings of a twin that starts with a driver from its host file and the fleet."""
     made = World(
         {
             "machine_id": machine_id,
             "gpus": host.gpus.model_dump(),
-            "driver": host.driver,
             "models_dir": str(host.models_dir),
             "models": [_model(model, fleet.folder / "models" / model.name) for model in fleet.models.values()],
             "commands": [],
@@ -66,7 +67,7 @@ def world(fleet: Fleet, host: Host, machine_id: str) -> World:
     )
     _strangers(made)
     for neighbour in host.neighbours.values():
-        _neighbour(made, neighbour, host)
+        _neighbour(made, neighbour, host, driver)
     return made
 
 
@@ -83,7 +84,7 @@ def _strangers(made: World) -> None:
     made.enable("colleague-backup.timer", "timers.target")
 
 
-def _neighbour(made: World, neighbour: Neighbour, host: Host) -> None:
+def _neighbour(made: World, neighbour: Neighbour, host: Host, driver: str) -> None:
     """Add a neighbour. One that is to be replaced fills its GPUs and has the first worker's port."""
     replaced = neighbour.policy == "replace"
     port = next((worker.port for worker in host.workers.values()), 0) if replaced else 0
@@ -103,19 +104,29 @@ def _neighbour(made: World, neighbour: Neighbour, host: Host) -> None:
         case "container":
             publish = ["-p", f"{port}:{port}"] if port else []
             start = ["docker", "run", "-d", "--name", label, "--restart", "unless-stopped", "--gpus", "all", *publish]
-            if replaced and ENGINE_CODE.exists():
+            # With a driver too old for the engine's image, what ran before was an older service.
+            if replaced and ENGINE_CODE.exists() and runs_engine(driver):
                 made.run(*start, *_engine_by_hand(host, port))
                 made.spec["awaited"].append([label, f"http://127.0.0.1:{port}/health"])
             else:
                 made.run(*start, NOTEBOOK, *in_container)
         case "compose":
-            gpu = {"driver": "nvidia", "count": "all", "capabilities": ["gpu"]}
-            service: dict[str, Any] = {"image": NOTEBOOK, "restart": "unless-stopped", "command": in_container}
-            service["deploy"] = {"resources": {"reservations": {"devices": [gpu]}}}
-            service["ports"] = [f"{port}:{port}"] if port else []
             path = f"/opt/{label}/compose.yml"
-            made.files[path] = File(json.dumps({"services": {"app": service}}, indent=1) + "\n")
+            made.files[path] = File(gpu_compose(NOTEBOOK, in_container, [f"{port}:{port}"] if port else []))
             made.run("docker", "compose", "-p", label, "-f", path, "up", "-d")
+
+
+def gpu_compose(image: str, command: list[str], ports: list[str]) -> str:
+    """Return a compose file with one service `app` that gets all GPUs."""
+    gpu = {"driver": "nvidia", "count": "all", "capabilities": ["gpu"]}
+    service: dict[str, Any] = {"image": image, "restart": "unless-stopped", "command": command, "ports": ports}
+    service["deploy"] = {"resources": {"reservations": {"devices": [gpu]}}}
+    return json.dumps({"services": {"app": service}}, indent=1) + "\n"
+
+
+def runs_engine(driver: str) -> bool:
+    """Whether the engine's image starts with a driver."""
+    return tuple(map(int, cuda(driver).split("."))) >= ENGINE_CUDA
 
 
 def _engine_by_hand(host: Host, port: int) -> list[str]:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import NoReturn
 
 CONTROL = Path("/run/gpu-sim")
-LIBRARY = Path("/usr/lib/x86_64-linux-gnu/libnvidia-ml.so.1")
+LIBRARIES = tuple(Path("/usr/lib/x86_64-linux-gnu", name) for name in ("libnvidia-ml.so.1", "libcuda.so.1"))
 COMPARE = {
     ">=": lambda a, b: a >= b,
     ">": lambda a, b: a > b,
@@ -24,13 +24,15 @@ COMPARE = {
     "=": lambda a, b: a == b,
     "!=": lambda a, b: a != b,
 }
-# Runs inside the container's mount namespace, where the twin's own tree is still in sight beside the new root.
+# Runs inside the container's mount namespace, where the twin's own tree is still in sight beside the new root. A link is made
+# anew, for it names the version that is mounted.
 MOUNT = """
 set -e
 root=$1; shift
 while [ $# -gt 0 ]; do
     [ -e "$1" ] || { shift; continue; }
     target=$root$1
+    if [ -L "$1" ]; then mkdir -p "${target%/*}"; ln -sfn "$(readlink "$1")" "$target"; shift; continue; fi
     if [ -d "$1" ]; then mkdir -p "$target"; else mkdir -p "${target%/*}"; [ -e "$target" ] || : > "$target"; fi
     mount --bind "$1" "$target"
     case $1 in /dev/*) ;; *) mount -o remount,bind,ro "$target" ;; esac
@@ -72,6 +74,16 @@ def unmet(requirement: str, have: Mapping[str, str]) -> str | None:
     return first
 
 
+def check_library(driver: str) -> None:
+    """End unless the library on the host is that of the loaded driver."""
+    library = LIBRARIES[0]
+    if not library.is_symlink():
+        missing = "cannot open shared object file: no such file or directory"
+        fail(f"initialization error: load library failed: {library.name}: {missing}")
+    if library.readlink().name != f"libnvidia-ml.so.{driver}":
+        fail("initialization error: nvml error: driver/library version mismatch")
+
+
 def main() -> None:
     """Check the image's requirements, then mount."""
     if sys.argv[1:] != ["prestart"]:
@@ -89,8 +101,7 @@ def main() -> None:
     if not devices:
         fail("initialization error: nvml error: driver not loaded")
     loaded = next(iter(devices.values()))
-    if LIBRARY.is_symlink() and LIBRARY.readlink().name != f"libnvidia-ml.so.{loaded['driver']}":
-        fail("initialization error: nvml error: driver/library version mismatch")
+    check_library(loaded["driver"])
     if env.get("NVIDIA_DISABLE_REQUIRE", "").lower() not in ("1", "true"):
         have = {"cuda": loaded["cuda"], "driver": loaded["driver"], "brand": "geforce", "arch": loaded["compute_capability"]}
         for name, value in env.items():
@@ -109,7 +120,8 @@ def main() -> None:
             chosen.append(f"/dev/nvidia{names[word]}")
     root = Path(config["root"]["path"])
     root = root if root.is_absolute() else bundle / root
-    wanted = [*chosen, "/dev/nvidiactl", "/dev/nvidia-uvm", "/usr/bin/nvidia-smi", str(CONTROL)]
+    libraries = [str(path) for link in LIBRARIES if link.is_symlink() for path in (link, link.parent / link.readlink())]
+    wanted = [*chosen, "/dev/nvidiactl", "/dev/nvidia-uvm", "/usr/bin/nvidia-smi", *libraries, str(CONTROL)]
     done = subprocess.run(
         ["nsenter", f"--mount=/proc/{state['pid']}/ns/mnt", "sh", "-c", MOUNT, "sh", str(root), *wanted],
         capture_output=True,

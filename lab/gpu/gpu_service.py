@@ -17,14 +17,22 @@ import threading
 from pathlib import Path
 from typing import IO
 
+DEV = Path(os.environ.get("SIM_DEV_DIR", "/dev"))
+CUDA_LIBRARY = Path("/usr/lib/x86_64-linux-gnu/libcuda.so.1")
 MEMORY_AT = 1 << 20
 FLOCK = "hhqqi4x"
 
 
 def hold(index: int, mib: int) -> IO[bytes]:
     """Open a GPU and lock the first free range of `mib` MiB, which is held for as long as the file stays open."""
-    device = (Path(os.environ.get("SIM_DEV_DIR", "/dev")) / f"nvidia{index}").open("r+b", buffering=0)
-    end = MEMORY_AT + json.loads(device.readline())["memory_mib"]
+    try:
+        device = (DEV / f"nvidia{index}").open("r+b", buffering=0)
+    except FileNotFoundError:
+        sys.exit("CUDA error 100: no CUDA-capable device is detected")
+    about = json.loads(device.readline())
+    if CUDA_LIBRARY.is_symlink() and CUDA_LIBRARY.readlink().name != f"libcuda.so.{about['driver']}":
+        sys.exit("CUDA error 803: system has unsupported display driver / cuda driver combination")
+    end = MEMORY_AT + about["memory_mib"]
     at = MEMORY_AT
     while mib and at + mib <= end:
         try:
@@ -72,9 +80,11 @@ def main() -> None:
     # In a container this is process 1, for which SIGTERM does nothing by itself.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     held = [hold(int(index), options.memory_mib) for index in options.gpus.split(",") if index]
+    # As every CUDA program does; and so neither the module behind them can be unloaded.
+    shared = [path.open("rb") for path in (DEV / "nvidiactl", DEV / "nvidia-uvm") if held and path.exists()]
     if options.port:
         serve(options.port, {"service": options.name, "gpus": len(held)})
-    print(f"{options.name}: ready", flush=True)
+    print(f"{options.name}: ready, {len(held) + len(shared)} devices open", flush=True)
     while True:
         signal.pause()
 

@@ -2,7 +2,7 @@
 """The simulated nvidia-smi: reads the device files and the record locks that stand for GPU memory.
 
 A device file's first line is JSON that describes the GPU; a locked byte range from 1 MiB on is memory, one byte a MiB.
-Self-contained: the container hook mounts this one file into containers.
+Self-contained: the package nvidia-utils brings it, and the container hook mounts this one file into containers.
 """
 
 import argparse
@@ -17,6 +17,7 @@ from typing import Any
 
 DEV = Path(os.environ.get("SIM_DEV_DIR", "/dev"))
 LIBRARY = Path("/usr/lib/x86_64-linux-gnu/libnvidia-ml.so.1")
+VERSION = "@VERSION@"  # of the package that brings it
 MEMORY_AT = 1 << 20
 FLOCK = "hhqqi4x"
 
@@ -139,7 +140,7 @@ def overview(gpus: list[Gpu]) -> int:
     line = "+-----------------------------------------+------------------------+----------------------+"
     print(datetime.datetime.now().astimezone().strftime("%a %b %e %H:%M:%S %Y       "))
     print("+" + "-" * 89 + "+")
-    head = f"NVIDIA-SMI {info['driver']}"
+    head = f"NVIDIA-SMI {VERSION}"
     print(f"| {head:<34}Driver Version: {info['driver']:<15}CUDA Version: {info.get('cuda', 'N/A'):<8} |")
     print(line)
     print(
@@ -177,6 +178,14 @@ def main() -> int:
     parse.add_argument("--format", default="")
     parse.add_argument("-pm", "--persistence-mode")
     options = parse.parse_args()
+    own = "SIM_DEV_DIR" not in os.environ  # devices of a run outside a twin have no library to go with
+    if own and not LIBRARY.is_symlink():
+        print(
+            "NVIDIA-SMI couldn't find libnvidia-ml.so library in your system. Please make sure that the NVIDIA Display "
+            "Driver is properly installed and present in your system.\n"
+            "Please also try adding directory that contains libnvidia-ml.so to your system PATH."
+        )
+        return 12
     paths = sorted(DEV.glob("nvidia[0-9]*"), key=lambda p: int(p.name[6:]))
     if not paths:
         if (DEV / "nvidiactl").exists():
@@ -188,7 +197,7 @@ def main() -> int:
         )
         return 9
     loaded = json.loads(paths[0].read_text().splitlines()[0])["driver"]
-    library = LIBRARY.readlink().name.removeprefix("libnvidia-ml.so.") if LIBRARY.is_symlink() else loaded
+    library = LIBRARY.readlink().name.removeprefix("libnvidia-ml.so.") if own else loaded
     if library != loaded:
         print("Failed to initialize NVML: Driver/library version mismatch")
         print(f"NVML library version: {'.'.join(library.split('.')[:2])}")

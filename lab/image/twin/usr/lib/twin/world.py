@@ -6,27 +6,10 @@ import os
 import subprocess
 import sys
 import time
-import uuid
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 SPEC = json.loads(Path("/etc/twin.json").read_text())
-# Driver branch -> newest CUDA it runs; NVIDIA's release notes, table 3 (565: as nvidia-smi shows it).
-CUDA = {
-    525: "12.0",
-    530: "12.1",
-    535: "12.2",
-    545: "12.3",
-    550: "12.4",
-    555: "12.5",
-    560: "12.6",
-    565: "12.7",
-    570: "12.8",
-    575: "12.9",
-    580: "13.0",
-    590: "13.1",
-}
-LIBRARY = Path("/usr/lib/x86_64-linux-gnu")
 GLUSTER = Path("/data/gluster")
 CLOCK = Path("/run/gpu-sim/clock")
 USUAL_CLOCK = Path("/var/lib/twin/clock")
@@ -35,32 +18,9 @@ LONG_AGO = 1_700_000_000  # one modification time for all that lies on the share
 
 
 def driver() -> None:
-    """Give the kernel a loaded NVIDIA module, and the machine its GPUs."""
-    version, gpus = SPEC["driver"], SPEC["gpus"]
+    """Load the NVIDIA modules that are on disk, and give simulated engines their control folder."""
     subprocess.run(["mount", "-t", "tmpfs", "-o", "mode=755,size=64k", "driver", "/proc/driver"], check=True)
-    Path("/proc/driver/nvidia").mkdir()
-    Path("/proc/driver/nvidia/version").write_text(
-        f"NVRM version: NVIDIA UNIX x86_64 Kernel Module  {version}  Mon Jan 12 07:49:57 UTC 2026\n"
-        "GCC version:  gcc version 12.2.0 (Debian 12.2.0-14+deb12u1)\n"
-    )
-    if not list(LIBRARY.glob("libnvidia-ml.so.*")):
-        (LIBRARY / f"libnvidia-ml.so.{version}").write_bytes(b"")
-        (LIBRARY / "libnvidia-ml.so.1").symlink_to(f"libnvidia-ml.so.{version}")
-    old_umask = os.umask(0)
-    for index in range(gpus["count"]):
-        device = {
-            "index": index,
-            "name": gpus["model"],
-            "uuid": f"GPU-{uuid.uuid5(uuid.NAMESPACE_DNS, SPEC['machine_id'] + str(index))}",
-            "memory_mib": gpus["memory_mib"],
-            "compute_capability": "8.6",
-            "driver": version,
-            "cuda": CUDA[int(version.split(".")[0])],
-        }
-        Path(f"/dev/nvidia{index}").write_text(json.dumps(device) + "\n")
-    for name in ("nvidiactl", "nvidia-uvm", "nvidia-uvm-tools"):
-        Path("/dev", name).write_text("")
-    os.umask(old_umask)
+    subprocess.run(["/usr/lib/twin/driver/kernel.py", "coldplug"], check=True)
     CLOCK.parent.mkdir()
     # What starts with the machine starts at once; `neighbours` sets the clock that was asked for.
     CLOCK.write_text("1000\n")
