@@ -198,6 +198,7 @@ class Container:
     labels: Mapping[str, str]
     address: str
     published: tuple[int, ...]
+    removed_when_stopped: bool = False
 
     @property
     def running(self) -> bool:
@@ -216,7 +217,8 @@ def _containers(text: str) -> dict[str, Container]:
     for line in text.split("\n"):  # JSON leaves in place some characters at which splitlines() splits
         if not line.startswith("["):
             continue
-        ident, name, image, status, policy, count, started, pid, labels, networks, mode, ports = json.loads(line)
+        # A ledger may come from a Lodger that did not ask for the last one yet.
+        ident, name, image, status, policy, count, started, pid, labels, networks, mode, ports, *removed = json.loads(line)
         address = next((net["IPAddress"] for net in (networks or {}).values() if net.get("IPAddress")), "")
         found[name.lstrip("/")] = Container(
             id=ident,
@@ -230,6 +232,7 @@ def _containers(text: str) -> dict[str, Container]:
             labels=labels or {},
             address="127.0.0.1" if mode == "host" else address,
             published=tuple(sorted({int(one["HostPort"]) for bound in (ports or {}).values() for one in bound or ()})),
+            removed_when_stopped=removed == [True],
         )
     return found
 
@@ -246,6 +249,7 @@ _INSPECTED = (
         "State.Pid",
     ),
     *("Config.Labels", "NetworkSettings.Networks", "HostConfig.NetworkMode", "NetworkSettings.Ports"),
+    "HostConfig.AutoRemove",
 )
 _INSPECT = "[" + ",".join(f"{{{{json .{name}}}}}" for name in _INSPECTED) + "]"
 # A container may vanish between the two commands; what is left is still the truth of the moment.

@@ -203,6 +203,7 @@ def rollback(host: Host, runbook: Runbook, *, say: Callable[[str], None] = lambd
     def build(read: Facts, ledger: Ledger | None) -> tuple[list[Step], Mapping[str, Any]]:
         deployed = read[facts.DEPLOYED]
         records = tuple(recorded(deployed))
+        owed_before = recorded(Facts.load(ledger.before)[facts.DEPLOYED]) if ledger else records
         history = _earlier(deployed, ledger)
         target = history[-1] if history else ""
         present = installed(deployed)
@@ -219,7 +220,8 @@ def rollback(host: Host, runbook: Runbook, *, say: Callable[[str], None] = lambd
             gone={name: service for name, service in present.items() if name not in wanted},
             neighbours=neighbours(host),
             replaced=tuple((n.kind, name) for name, n in host.neighbours.items() if n.policy == "replace"),
-            records=() if target else records,
+            # What only a deploy that was cut off had replaced does not wait for the last rollback.
+            records=tuple(record for record in records if not target or record not in owed_before),
             smoke=lambda name: smoke(expected[name], say),
         )
         return expand(runbook, at), {"history": list(history)}

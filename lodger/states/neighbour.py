@@ -51,6 +51,10 @@ class NeighbourReplaced(_Neighbour):
             return ""
         return f"{self._name} is {'running' if now.active else 'enabled'}"
 
+    def blockers(self, read: Facts) -> list[Blocker]:
+        """Return that it could not be put back."""
+        return self._reading.blockers(read)
+
     def stops(self, read: Facts) -> list[str]:
         """Return the neighbour when it runs."""
         now = self._now(read)

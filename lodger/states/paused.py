@@ -13,7 +13,7 @@ from lodger import facts, paths
 from lodger.command import Command, quote, run
 from lodger.facts import Fact, Facts
 from lodger.footprint import Owner
-from lodger.states.base import NoUndo, State
+from lodger.states.base import Blocker, NoUndo, State
 from lodger.states.service import Managed, ServiceReady
 from lodger.states.standing import Reading, Standing, not_back
 
@@ -44,6 +44,10 @@ class NeighbourPaused(State):
         """Return that it runs."""
         now = self._reading.of(read)
         return f"{now.name} is running" if now is not None and now.active and not self._reached(read) else ""
+
+    def blockers(self, read: Facts) -> list[Blocker]:
+        """Return that it could not be put back."""
+        return self._reading.blockers(read)
 
     def stops(self, read: Facts) -> list[str]:
         """Return the neighbour."""

@@ -246,10 +246,13 @@ class ServiceGone(_Service):
         del read
         return _remove(self.service)
 
-    def undo(self, before: Facts, now: Facts) -> list[Command]:
-        """Return what installs and starts it again."""
+    def undo(self, before: Facts, now: Facts) -> list[Command] | NoUndo:
+        """Return what installs and starts it again; nothing for what only a run that was cut off had installed."""
         del now
-        back = _install(before[facts.DEPLOYED].current, self.service)
+        deployed = before[facts.DEPLOYED]
+        if self.service.name not in services(deployed, deployed.current):
+            return NoUndo("it was not there before")
+        back = _install(deployed.current, self.service)
         unit = before[facts.UNITS].get(self.service.unit)
         up = unit is not None and unit.active in _UP
         return [*back, *([run("systemctl", "start", self.service.unit, why="run it again")] if up else [])]

@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from lodger import facts
-from lodger.command import Command, run
+from lodger.command import Command, quote, run
 from lodger.facts import Fact, Facts
 from lodger.footprint import Owner
+from lodger.states.base import Blocker
 
 PROJECT = "com.docker.compose.project"
 _UP = {"active", "activating", "reloading"}
@@ -59,8 +60,13 @@ class Standing:
     def take_down(self) -> list[Command]:
         """Return what stops and disables it for good."""
         if self.kind in _SYSTEMCTL:
-            why = f"stop and disable {self.name}"
-            return [run(*_systemctl(self), "disable", "--now", _unit(self), why=why, timeout=_STOP)]
+            systemctl, unit = quote(_systemctl(self)), quote([_unit(self)])
+            # Of a unit file that lies elsewhere, `disable` removes the link too: nothing would be left to enable again.
+            script = (
+                f'file=$({systemctl} show -p FragmentPath --value -- {unit}); real=$(readlink -f -- "$file")\n'
+                f'{systemctl} disable --now {unit} && {{ [ -e "$file" ] || {systemctl} link "$real"; }}'
+            )
+            return [Command(script, why=f"stop and disable {self.name}", timeout=_STOP)]
         return [run("docker", "update", "--restart=no", *self.members, why="it must not come back by itself"), *self.stop()]
 
     def bring_back(self) -> list[Command]:
@@ -113,6 +119,23 @@ class Reading:
         """Return how the neighbour stands, None when the host has no such thing."""
         return self._parse(read[self.fact])
 
+    def blockers(self, read: Facts) -> list[Blocker]:
+        """Return that a stop would be the end of it: nothing would be left to start again."""
+        found = read[self.fact]
+        if isinstance(found, facts.Unit) and found.file_state == "transient":
+            cause = "it was started with systemd-run and has no unit file"
+        elif gone := next((one.name for one in self._containers(found) if one.removed_when_stopped), ""):
+            cause = f"the container {gone} was started with --rm"
+        else:
+            return []
+        hint = "let its owner start it in a way that lasts, or stop it"
+        return [Blocker(f"{self.name} would be gone for good once it is stopped", cause, hint)]
+
+    def _containers(self, found: Any) -> list[facts.Container]:
+        if self.fact is not facts.CONTAINERS:
+            return []
+        return [c for c in found.values() if (c.name if self.kind == "container" else c.labels.get(PROJECT)) == self.name]
+
     def _of_unit(self, unit: facts.Unit | None) -> Standing | None:
         if unit is None:
             return None
@@ -126,7 +149,7 @@ class Reading:
         return Standing(self.kind, self.name, bool(running), False, dict.fromkeys(mine, ""), running) if mine else None
 
     def _of_containers(self, containers: dict[str, facts.Container]) -> Standing | None:
-        mine = [c for c in containers.values() if (c.name if self.kind == "container" else c.labels.get(PROJECT)) == self.name]
+        mine = self._containers(containers)
         if not mine:
             return None
         mine.sort(key=lambda c: c.started)  # what was started first is what others may need

@@ -213,6 +213,12 @@ def test_after_a_deploy_that_was_cut_off_rollback_goes_to_what_served_before(fle
     assert "worker_ready(a)" in states
 
 
+def test_what_only_a_cut_off_deploy_had_replaced_does_not_wait_for_the_last_rollback(fleet: Fleet) -> None:
+    halfway = replace(TWO, current="r1", history=("r1",), files={**TWO.files, **RECORD})
+    _, states = back(fleet, halfway, left_behind("deploy", deployed(("r1",), stored=("r1",))))
+    assert {"worker_ready(a)", "neighbour_restored(old)"} <= set(states)
+
+
 def test_a_rollback_that_was_cut_off_keeps_its_target(fleet: Fleet) -> None:
     # It had already recorded the earlier release: going back once more would be one too far.
     recorded = replace(TWO, current="r1", history=("r1",))

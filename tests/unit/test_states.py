@@ -422,11 +422,18 @@ def test_a_replaced_unit_is_neither_running_nor_enabled(found: facts.Unit | None
     assert REPLACED.missing(with_unit(found)) == said
 
 
+# The link of a unit file that lies elsewhere, which `disable` removes, is put back.
+DISABLED = (
+    'sh -c \'file=$(systemctl show -p FragmentPath --value -- vllm-qwen.service); real=$(readlink -f -- "$file")\n'
+    'systemctl disable --now vllm-qwen.service && { [ -e "$file" ] || systemctl link "$real"; }\''
+)
+
+
 def test_a_unit_is_replaced_after_its_record_is_written_and_never_deleted() -> None:
     actions = REPLACED.act(with_unit(VLLM))
     note = written(actions, f"/var/lib/lodger/{UNIT_RECORD}")
     assert recorded(deployed(files=record(UNIT_RECORD, note))) == [Standing("unit", "vllm-qwen.service", True, True)]
-    assert shown(actions)[1:] == ["systemctl disable --now vllm-qwen.service"]
+    assert shown(actions)[1:] == [DISABLED]
     assert REPLACED.stops(with_unit(VLLM)) == ["unit vllm-qwen.service"]
     assert REPLACED.touched(with_unit(VLLM)) == {Owner("unit", "vllm-qwen.service")}
 
@@ -434,7 +441,7 @@ def test_a_unit_is_replaced_after_its_record_is_written_and_never_deleted() -> N
 def test_the_first_record_of_a_neighbour_stays() -> None:
     first = record(UNIT_RECORD, json.dumps(asdict(Standing("unit", "vllm-qwen.service", True, True))))
     enabled_only = with_unit(replace(VLLM, active="inactive"), deployed=deployed(files=first))
-    assert shown(REPLACED.act(enabled_only)) == ["systemctl disable --now vllm-qwen.service"]
+    assert shown(REPLACED.act(enabled_only)) == [DISABLED]
 
 
 def test_replacing_a_unit_is_undone_to_how_it_stood() -> None:
@@ -453,6 +460,12 @@ def test_replacing_a_unit_is_undone_to_how_it_stood() -> None:
 def test_an_undo_keeps_the_record_that_an_earlier_deploy_left() -> None:
     before = with_unit(VLLM, deployed=deployed(files=record(UNIT_RECORD, "{}")))
     assert shown(REPLACED.undo(before, before)) == ["systemctl enable vllm-qwen.service", "systemctl start vllm-qwen.service"]
+
+
+def test_a_unit_without_a_file_would_be_gone_once_it_is_stopped() -> None:
+    (blocker,) = REPLACED.blockers(with_unit(replace(VLLM, file_state="transient")))
+    assert (blocker.what, blocker.awaits) == ("vllm-qwen.service would be gone for good once it is stopped", "")
+    assert REPLACED.blockers(with_unit(VLLM)) == REPLACED.blockers(with_unit(None)) == []
 
 
 HAND_MADE = container("qwen38-fp8-sglang", restart_policy="unless-stopped")
@@ -567,7 +580,7 @@ def test_a_neighbour_that_no_longer_exists_stops_the_last_rollback_with_a_way_ou
 def test_restoring_is_undone_by_taking_it_down_with_its_record() -> None:
     actions = RESTORED.undo(with_unit(DOWN), with_unit(VLLM))
     assert json.loads(written(actions, f"/var/lib/lodger/{UNIT_RECORD}"))["enabled"] is True
-    assert shown(actions)[1:] == ["systemctl disable --now vllm-qwen.service"]
+    assert shown(actions)[1:] == [DISABLED]
     assert RESTORED.undone(with_unit(DOWN), with_unit(VLLM)) == "vllm-qwen.service is still up"
     assert RESTORED.undone(with_unit(DOWN), with_unit(DOWN)) == ""
 
@@ -1007,6 +1020,10 @@ def test_a_service_goes_through_its_unit_and_can_come_back() -> None:
     assert GONE.undone(running, running) == ""
     off = readings(host(deployed=BEFORE, units=[replace(ENABLED, active="inactive")]))
     assert shown(GONE.undo(off, readings(host())))[-1] == "systemctl enable lodger-worker-a.service"
+
+
+def test_a_service_that_only_a_cut_off_run_had_installed_does_not_come_back() -> None:
+    assert isinstance(GONE.undo(readings(host()), readings(host())), NoUndo)
 
 
 # ---------------------------------------------------------------- smoke_passed
