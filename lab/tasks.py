@@ -121,4 +121,33 @@ def fault(_: Context, host: str, name: str = "", port: int = 0, set: list[str] |
             lab.twin(one).faults(acted)
 
 
-ns = Collection("lab", aim, up, down, reset, shell, status, fault)
+@task(
+    positional=["name"],
+    help={
+        "name": "what goes wrong with the driver; without it the faults there are get listed",
+        "host": "NAME[,NAME] or all",
+        "value": "a version or a number of seconds, as the list says",
+        "clear": "nothing goes wrong any more",
+    },
+)
+def driver_fault(_: Context, host: str, name: str = "", value: str = "", clear: bool = False) -> None:
+    """Have a twin's dkms, kernel or packages fail in a known way, from now on, reboots included."""
+    from lab.driver import faults  # noqa: PLC0415  late, like the rest
+
+    if not name and not clear:
+        width = max(map(len, faults.KINDS))
+        print("\n".join(f"{one:<{width}}  {effect}" for one, effect in faults.KINDS.items()))
+        return
+    with _lab() as lab:
+        for twin in map(lab.twin, _names(lab, host)):
+            if clear:
+                faults.switch_off(twin, name)
+            else:
+                try:
+                    faults.switch_on(twin, name, value)
+                except ValueError as error:
+                    hint = "./ops lab.driver-fault --host NAME lists them"
+                    raise Exit(f"lab: {error}\n  hint: {hint}", code=2) from error
+
+
+ns = Collection("lab", aim, up, down, reset, shell, status, fault, driver_fault)

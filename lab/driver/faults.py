@@ -12,7 +12,7 @@ from lab.twin import Twin
 FOLDER = "/var/lib/twin/faults"
 # Each fault, what it does, and the meaning of its value.
 KINDS = {
-    "dkms-build-fails": "every dkms build ends with exit 10",
+    "dkms-build-fails": "a dkms build of the driver version that is the value, or of any, ends with exit 10",
     "phantom-user": "the module nvidia stays in use, and no process explains it",
     "refused-version": "the kernel does not take modules of the driver version that is the value",
     "slow-preinst": "every NVIDIA package takes that many seconds before it is unpacked",

@@ -26,6 +26,12 @@ def fail(code: int, *lines: str) -> NoReturn:
     sys.exit(code)
 
 
+def _fault(name: str, default: str) -> str:
+    """Return a fault's value, `default` if it is switched on without one, or nothing."""
+    file = FAULTS / name
+    return (file.read_text().strip() or default) if file.exists() else ""
+
+
 class Build:
     """One module in one version for one kernel."""
 
@@ -88,9 +94,8 @@ class Build:
         log = self.top / "build" / "make.log"
         log.parent.mkdir(exist_ok=True)
         log.write_text(f"DKMS make.log for {self.name}-{self.version} for kernel {self.kernel} ({ARCH})\n")
-        slow = FAULTS / "slow-dkms-build"
-        time.sleep(float(slow.read_text()) if slow.exists() else _USUAL_SECONDS)
-        if (FAULTS / "dkms-build-fails").exists():
+        time.sleep(float(_fault("slow-dkms-build", "") or _USUAL_SECONDS))
+        if self.version in _fault("dkms-build-fails", self.version):
             with log.open("a") as out:
                 out.write("nvidia/nv-mmap.c:318:5: error: implicit declaration of function 'vm_flags_set'\nmake: *** Error 2\n")
             fail(

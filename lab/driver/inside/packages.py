@@ -70,6 +70,7 @@ class Package:
     files: dict[str, File] = field(default_factory=dict)
     scripts: dict[str, str] = field(default_factory=dict)
     architecture: str = "amd64"
+    description: str = "NVIDIA driver"
 
 
 def branch(version: str) -> int:
@@ -100,8 +101,20 @@ def common() -> list[Package]:
         f"/usr/lib/modules/{RELEASE}/build": File(link=source),
     }
     return [
-        Package("dkms", "3.0.11-1ubuntu13", {"Depends": "python3"}, dkms, architecture="all"),
-        Package(f"linux-headers-{RELEASE.lower().replace('_', '-')}", "1", files=headers),
+        Package(
+            "dkms",
+            "3.0.11-1ubuntu13",
+            {"Depends": "python3"},
+            dkms,
+            architecture="all",
+            description="Dynamic Kernel Module System (DKMS)",
+        ),
+        Package(
+            f"linux-headers-{RELEASE.lower().replace('_', '-')}",
+            "1",
+            files=headers,
+            description=f"Header files for Linux {RELEASE}",
+        ),
     ]
 
 
@@ -206,7 +219,7 @@ def build(package: Package) -> None:
             "Section": "restricted/misc",
             "Priority": "optional",
             **package.fields,
-            "Description": f"NVIDIA driver {package.version}: {package.name}",
+            "Description": package.description,
         }
         (control / "control").write_text("".join(f"{key}: {value}\n" for key, value in fields.items()))
         for name in {"preinst", "postinst", "prerm", *package.scripts}:
