@@ -10,7 +10,7 @@ from typing import Any
 from lodger import capacity, facts, paths
 from lodger.command import Transport
 from lodger.engine import Ledger, Plan
-from lodger.errors import Refused, StateFailed
+from lodger.errors import InventoryError, Refused, StateFailed
 from lodger.facts import Deployed, Fact, Facts
 from lodger.footprint import Owner
 from lodger.inventory import Fleet, Host
@@ -239,37 +239,50 @@ def maintenance(fleet: Fleet, host: Host, runbook: Runbook, *, now: bool = False
     reboot = Rebooted()
     states = {name for block in runbook.blocks for name in block.names}
     reached, reads = (reboot.reached, reboot.reads) if "rebooted" in states else (goal.reached, goal.reads)
-    pauses = "neighbour_paused" in states
-    expected = expectations(fleet, host)
+    # Every neighbour may run and have a GPU open, one that a deploy would replace too; the driver's own daemon as well.
+    named = [(neighbour.kind, name) for name, neighbour in host.neighbours.items()]
+    pausable = (*named, ("unit", "nvidia-persistenced.service"))
 
-    def build(read: Facts, ledger: Ledger | None) -> tuple[list[Step], Mapping[str, Any]]:
-        deployed = read[facts.DEPLOYED]
-        # Every neighbour may run and have a GPU open, one that a deploy would replace too; the driver's own daemon as well.
-        pausable = (
-            *((neighbour.kind, name) for name, neighbour in host.neighbours.items()),
-            ("unit", "nvidia-persistenced.service"),
-        )
-        if pauses and ledger is None and not now and not reached(read):
-            _refuse_hours(host, read[facts.MACHINE].local_time)
-        at = Situation(
+    def situation(release: str, serving: Mapping[str, Managed], expected: Mapping[str, Any]) -> Situation:
+        return Situation(
             host=host.name,
-            release=deployed.current,
-            services=services(deployed, deployed.current),
+            release=release,
+            services=serving,
             driver=host.driver,
             gpu_count=host.gpus.count,
             gpu_memory=host.gpus.memory_mib,
             turns=turns(host),
             neighbours=neighbours(host),
-            smoke=lambda name: smoke(expected[name]),
+            smoke=lambda name: smoke(expected.get(name, {})),
             upgrade=goal,
             pausable=pausable,
             warned=tuple(Notice(name, n.warn.command, n.warn.minutes) for name, n in host.neighbours.items() if n.warn),
             reached=reached,
             reads=reads,
         )
-        return expand(runbook, at), {}
 
-    return Plan(runbook.name, host.name, (*_FIRST, *reads), build, document=lambda said: annotated(runbook, said))
+    def build(read: Facts, ledger: Ledger | None) -> tuple[list[Step], Mapping[str, Any]]:
+        deployed = read[facts.DEPLOYED]
+        if "neighbour_paused" in states and ledger is None and not now and not reached(read):
+            _refuse_hours(host, read[facts.MACHINE].local_time)
+        expected = deployed.manifest(deployed.current).get("smoke", {}) if deployed.current else {}
+        return expand(runbook, situation(deployed.current, services(deployed, deployed.current), expected)), {}
+
+    # What the states will most likely ask for, so that a run with nothing to do reads once.
+    foreseen = [
+        fact
+        for step in expand(runbook, situation("", _foreseen(fleet, host), {}))
+        for fact in (*step.state.facts, *step.state.undo_facts)
+    ]
+    return Plan(runbook.name, host.name, (*_FIRST, *reads, *foreseen), build, document=lambda said: annotated(runbook, said))
+
+
+def _foreseen(fleet: Fleet, host: Host) -> dict[str, Managed]:
+    """Return the services that the inventory would have there; none while its images are not pinned, for none was deployed."""
+    try:
+        return managed(render(fleet, host))
+    except InventoryError:
+        return {}
 
 
 def _refuse_hours(host: Host, clock: str) -> None:

@@ -309,7 +309,7 @@ class Warn(_Model):
     """How the people behind a neighbour are told that it will be paused, and that it is back."""
 
     command: Text
-    """Run by sh on the host as root, with WHEN=before or after, MINUTES, and NEIGHBOUR set."""
+    """Run by sh on the host as root, with WHEN (before or after) and MINUTES set."""
     minutes: Annotated[int, Field(ge=0, le=240)] = 5
     """How long before the pause, in minutes."""
 

@@ -95,6 +95,10 @@ def _smoke_passed(at: Situation, service: Any) -> State:
     return Smoked(service, at.host, at.smoke(service.name))
 
 
+def _telling(at: Situation, name: str) -> str:
+    return next((notice.command for notice in at.warned if notice.name == name), "")
+
+
 def _upgrade(at: Situation) -> Upgrade:
     if at.upgrade is None:
         raise LookupError("this state needs a host whose driver is to be upgraded")
@@ -119,10 +123,10 @@ CATALOG: Mapping[str, tuple[str, Callable[[Situation, Any], State]]] = {
     "old_releases_pruned": ("", lambda at, _: Pruned(at.release)),
     "neighbour_warned": (
         "warned neighbour",
-        lambda at, item: NeighbourWarned(item.name, item.command, item.minutes, at.host, at.reached, at.reads),
+        lambda at, item: NeighbourWarned(item.name, item.command, item.minutes, at.reached, at.reads),
     ),
     "neighbour_paused": ("pausable neighbour", lambda at, item: NeighbourPaused(item[0], item[1], at.reached, at.reads)),
-    "neighbour_resumed": ("pausable neighbour", lambda _, item: NeighbourResumed(item[0], item[1])),
+    "neighbour_resumed": ("pausable neighbour", lambda at, item: NeighbourResumed(item[0], item[1], _telling(at, item[1]))),
     "service_stopped": ("worker", lambda at, item: ServiceStopped(item, at.host, at.reached, at.reads)),
     "worker_resumed": ("worker", lambda at, item: ServiceResumed(item, at.host)),
     "upgrade_possible": ("", lambda at, _: UpgradePossible(_upgrade(at))),

@@ -84,9 +84,11 @@ def _not_running(was: Standing | None, now: Standing | None) -> str:
 class NeighbourResumed(State):
     """What this run stopped of a neighbour runs again; what did not run before is left alone."""
 
-    def __init__(self, kind: str, name: str) -> None:
-        """Take ``kind`` and ``name``."""
+    def __init__(self, kind: str, name: str, tell: str = "") -> None:
+        """Take ``kind`` and ``name``, and the command that tells its people that it is back."""
         self.name = f"neighbour_resumed({name})"
+        self._tell = tell
+        self._record = f"{paths.VAR}/warned/{name}"
         self._reading = Reading(kind, name)
         self._id = f"{kind} {name}"
         self.facts = (facts.LEDGER, self._reading.fact)
@@ -101,9 +103,12 @@ class NeighbourResumed(State):
         return _not_running(self._was(read), self._reading.of(read))
 
     def act(self, read: Facts) -> list[Command]:
-        """Return the start of what ran before."""
+        """Return the start of what ran before, and word of it."""
         was = self._was(read)
-        return was.start() if was is not None else []
+        if was is None:
+            return []
+        tell = [Command(_telling("after", 0, self._tell), why="tell the people behind it", timeout=120)] if self._tell else []
+        return [*was.start(), *tell, run("rm", "-f", self._record, why="the next pause is told anew")]
 
     def touched(self, read: Facts) -> frozenset[Owner]:
         """Return under which names it may change."""
@@ -191,16 +196,18 @@ class ServiceResumed(ServiceReady):
         return [run("systemctl", "stop", self.service.unit, why="free the GPUs to go back", timeout=self.service.stop + 60)]
 
 
+def _telling(when: str, minutes: int, command: str) -> str:
+    return f"WHEN={when} MINUTES={minutes} sh -c {quote([command])}"
+
+
 class NeighbourWarned(State):
     """The people behind a neighbour were told, so many minutes before it is paused."""
 
-    def __init__(
-        self, name: str, command: str, minutes: int, run_name: str, reached: Reached, reads: Sequence[Fact[Any]]
-    ) -> None:
-        """Take the neighbour's name, the command that tells (run by sh with WHEN, WHAT and HOST set), and how long before."""
+    def __init__(self, name: str, command: str, minutes: int, reached: Reached, reads: Sequence[Fact[Any]]) -> None:
+        """Take the neighbour's name, the command that tells (run by sh with WHEN and MINUTES set), and how long before."""
         self.name = f"neighbour_warned({name})"
         self._command, self._minutes, self._reached = command, minutes, reached
-        self._record = f"warned/{run_name}-{name}"
+        self._record = f"warned/{name}"
         self.facts = (facts.DEPLOYED, *reads)
 
     def missing(self, read: Facts) -> str:
@@ -211,9 +218,8 @@ class NeighbourWarned(State):
     def act(self, read: Facts) -> list[Command]:
         """Return the telling, the wait, and the note that it was done."""
         del read
-        tell = f"WHEN=before MINUTES={self._minutes} sh -c {quote([self._command])}"
         return [
-            Command(tell, why="tell the people behind it", timeout=120),
+            Command(_telling("before", self._minutes, self._command), why="tell the people behind it", timeout=120),
             Command(f"sleep {self._minutes * 60}", why="give them time", sudo=False, timeout=self._minutes * 60 + 60),
             paths.write(f"{paths.VAR}/{self._record}", "told\n", why="note that they were told"),
         ]

@@ -12,7 +12,7 @@ import pytest
 from lab import judge
 from lab.lab import Lab
 from lab.twin import Twin
-from tests.lab.site import REPLACED, Site, declared, foreign_changes, serves
+from tests.lab.site import Site
 
 Fresh = Callable[[str], Twin]
 
