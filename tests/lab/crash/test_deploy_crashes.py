@@ -7,28 +7,9 @@ from pathlib import Path
 import pytest
 
 from lab.lab import Lab
-from lab.twin import Twin
-from tests.lab.crash.harness import Point, Scenario, strike
-from tests.lab.site import REPLACED, Site, declared, serves
-
-
-def deploy(lab: Lab) -> Scenario:
-    def twin() -> Twin:
-        lab.reset(["node1"])
-        return lab.twin("node1")
-
-    def goal(found: Twin) -> list[str]:
-        wrong = [] if declared(found, "lodger-worker-a") else ["no worker of ours runs"]
-        return wrong + ([] if serves(found, 30000) else ["nothing serves on port 30000"])
-
-    theirs = {"gpu", "port"}
-    return Scenario(
-        words=("deploy", "--host", "node1"),
-        twin=twin,
-        goal=goal,
-        expected=lambda kind, name: (kind, name) in REPLACED["node1"] or kind in theirs,
-        restarted=lambda _kind, _name: False,
-    )
+from tests.lab.crash.harness import Point, strike
+from tests.lab.crash.scenarios import deploy
+from tests.lab.site import Site
 
 
 @pytest.mark.parametrize(
