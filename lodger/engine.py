@@ -72,8 +72,9 @@ class Ledger:
             return None
         try:
             data = json.loads(text)
+            footprint.of(Facts.load(data["before"]), "")  # one that does not say how the host stood is of no use
             return Ledger(**{**data, "acted": tuple(data["acted"]), "stops": tuple(data["stops"])})
-        except (ValueError, TypeError, KeyError) as error:
+        except (ValueError, TypeError, KeyError, AttributeError, facts.Unreadable) as error:
             raise Refused(
                 "the ledger of an unfinished run cannot be read",
                 cause=f"{paths.LEDGER}: {error}",

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 from lodger.command import Command, quote
-from lodger.errors import LodgerError
+from lodger.errors import LodgerError, Refused
 
 T = TypeVar("T")
 
@@ -594,22 +594,32 @@ class Deployed:
     files: Mapping[str, HostFile]
 
     def manifest(self, release: str) -> dict[str, Any]:
-        """Return the manifest of a stored release; raise Unreadable when it has none, or one that is no manifest."""
-        path = f"/opt/lodger/releases/{release}/manifest.json"
-        hint = f"put the file back, or remove {path.rpartition('/')[0]} and /opt/lodger/current to begin afresh"
+        """Return the manifest of a stored release; raise Refused when it has none, or one that is no manifest."""
+        path = _manifest(release)
         try:
             data = json.loads(self.files[path].content)
         except (KeyError, ValueError) as error:
-            cause = f"{path}: {error}" if path in self.files else f"{path} is not there"
-            raise Unreadable(f"release {release} has no readable manifest", cause=cause, hint=hint) from error
+            raise self.no_manifest(release, str(error) if path in self.files else "it is not there") from error
         if not isinstance(data, dict):
-            raise Unreadable(f"release {release} has no readable manifest", cause=f"{path} holds no object", hint=hint)
+            raise self.no_manifest(release, "it holds no object")
         return data
+
+    def no_manifest(self, release: str, why: str) -> Refused:
+        """Return the refusal to work with a release whose manifest is missing or says something else."""
+        path = _manifest(release)
+        afresh = f"remove {path.rpartition('/')[0]} and /opt/lodger/current to begin afresh"
+        over = f"take the line {release} out of /opt/lodger/history to pass it over"
+        hint = f"put the file back, or {afresh if release == self.current else over}"
+        return Refused(f"release {release} has no readable manifest", cause=f"{path}: {why}", hint=hint)
 
     def record(self, name: str) -> str | None:
         """Return the content of the file ``name`` below /var/lib/lodger, None when there is none."""
         found = self.files.get(f"/var/lib/lodger/{name}")
         return found.content if found is not None else None
+
+
+def _manifest(release: str) -> str:
+    return f"/opt/lodger/releases/{release}/manifest.json"
 
 
 def _deployed(text: str) -> Deployed:
@@ -623,7 +633,7 @@ def _deployed(text: str) -> Deployed:
         values.get("current", [""])[0].rpartition("/")[2],
         tuple(value for value in values.get("history", []) if value),
         tuple(value for value in values.get("stored", []) if value),
-        {name: target.split("/")[-2] for name, target in links.items()},
+        {name: target.split("/")[-2] for name, target in links.items() if target.startswith("/opt/lodger/releases/")},
         decode_files(rest),
     )
 

@@ -59,8 +59,12 @@ def expectations(fleet: Fleet, host: Host) -> dict[str, dict[str, Any]]:
 
 
 def expectation(data: Mapping[str, Any]) -> Expectation:
-    """Return what :func:`expectations` wrote."""
-    return Expectation(**{**data, "own": frozenset(data["own"])})
+    """Return what :func:`expectations` wrote; raise Refused for anything else."""
+    try:
+        return Expectation(**{**data, "own": frozenset(data.get("own", ()))})
+    except (KeyError, TypeError) as error:
+        hint = "deploy what you want to go back to from its own revision instead"
+        raise Refused("what this release expects of smoke cannot be read", cause=f"{error}", hint=hint) from error
 
 
 Learn = Callable[[EngineFacts], str]
@@ -82,12 +86,12 @@ def learning(fleet: Fleet, host: Host, service: str) -> Learn:
 
 def smoke(expected: Mapping[str, Any], say: Callable[[str], None] = lambda _: None, learn: Learn = lambda _: "") -> Smoke:
     """Return the smoke checks as an action of a state: they raise StateFailed, or return one line with a chat reply."""
+    wanted = expectation(expected)
 
     def run(transport: Transport, address: str, port: int, progress: Callable[[str], None]) -> str:
         from lodger.serving.client import Client  # noqa: PLC0415  httpx takes its time, and most tasks do without
         from lodger.serving.smoke import smoke as ask  # noqa: PLC0415
 
-        wanted = expectation(expected)
         with transport.forward(address, port) as local, Client(f"http://127.0.0.1:{local}") as client:
             report = ask(client, wanted, progress=lambda check: progress(f"{check.name}: {check.detail}"))
         for check in report.failures:
@@ -162,8 +166,8 @@ def deploy(
     def build(read: Facts, ledger: Ledger | None) -> tuple[list[Step], Mapping[str, Any]]:
         del ledger
         deployed = read[facts.DEPLOYED]
-        _refuse_older(deployed, contained)
         gone = {name: service for name, service in installed(deployed).items() if name not in wanted}
+        _refuse_older(deployed, contained)
         return expand(runbook, situation(gone)), {"release": release.id}
 
     # All that the states ask for, so that a deploy with nothing to do reads once.
@@ -210,7 +214,7 @@ def rollback(host: Host, runbook: Runbook, *, say: Callable[[str], None] = lambd
         if ledger is None and not deployed.current and not records and not present:
             raise Refused("there is nothing to roll back", cause="no release is recorded on this host")
         wanted = services(deployed, target)
-        expected = deployed.manifest(target)["smoke"] if target else {}
+        expected = deployed.manifest(target).get("smoke", {}) if target else {}
         at = Situation(
             host=host.name,
             release=target,
@@ -222,7 +226,7 @@ def rollback(host: Host, runbook: Runbook, *, say: Callable[[str], None] = lambd
             replaced=tuple((n.kind, name) for name, n in host.neighbours.items() if n.policy == "replace"),
             # What only a deploy that was cut off had replaced does not wait for the last rollback.
             records=tuple(record for record in records if not target or record not in owed_before),
-            smoke=lambda name: smoke(expected[name], say),
+            smoke=lambda name: smoke(expected.get(name, {}), say),
         )
         return expand(runbook, at), {"history": list(history)}
 
@@ -304,6 +308,13 @@ def _earlier(deployed: Deployed, ledger: Ledger | None) -> tuple[str, ...]:
         return tuple(ledger.params["history"])
     if ledger is not None:
         return Facts.load(ledger.before)[facts.DEPLOYED].history  # it may have been cut off after it recorded its own release
+    if (deployed.history or ("",))[-1] != deployed.current:
+        last = deployed.history[-1] if deployed.history else "nothing"
+        raise Refused(
+            "it cannot be told what to go back to",
+            cause=f"{paths.HISTORY} ends with {last}, {deployed.current or 'no release'} is current",
+            hint="./ops deploy records what it deploys; or write the releases into the file, a line each, the current one last",
+        )
     return deployed.history[:-1]
 
 

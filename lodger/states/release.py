@@ -12,9 +12,10 @@ from typing import Any
 
 from lodger import facts, paths
 from lodger.command import Command, quote, run
+from lodger.errors import Refused
 from lodger.facts import Deployed, Facts
 from lodger.states.base import NoUndo, State
-from lodger.states.service import Managed
+from lodger.states.service import Managed, services
 
 # Folders of ours that hold nothing any more; a missing one is no failure.
 REMOVE_EMPTY = f"rmdir --ignore-fail-on-non-empty {paths.RELEASES} {paths.SERVICES} {paths.ROOT} 2>/dev/null; true"
@@ -210,10 +211,10 @@ class Pruned(State):
         self.facts = (facts.DEPLOYED,)
 
     def _kept(self, deployed: Deployed) -> list[str]:
-        """Return the releases to keep, oldest first: the last ones of the history, each once."""
+        """Return the releases to keep, oldest first: the last ones of the history that are still there, each once."""
         kept: list[str] = []
         for release in reversed(deployed.history):
-            if release not in kept and len(kept) < KEPT:
+            if release in deployed.stored and release not in kept and len(kept) < KEPT:
                 kept.append(release)
         return kept[::-1]
 
@@ -237,8 +238,11 @@ class Pruned(State):
             commands.append(paths.write(paths.HISTORY, text, why="the history names what is kept"))
         folders = quote([f"{paths.RELEASES}/{release}" for release in extra])
         commands.append(Command(f"rm -rf {folders}; {REMOVE_EMPTY}", why="remove old releases"))
-        used = _images(deployed, kept)
         ours = [line for line in (deployed.record("images") or "").splitlines() if line]
+        try:
+            used = _images(deployed, kept)
+        except Refused:
+            used = set(ours)  # a release that cannot say which image it uses may use any of them
         for image in ours:
             if kept and image not in used:
                 # A container of somebody else may use it by now: then Docker refuses, and it stays.
@@ -256,4 +260,4 @@ class Pruned(State):
 
 
 def _images(deployed: Deployed, releases: Iterable[str]) -> set[str]:
-    return {item["image"] for release in releases for item in deployed.manifest(release)["services"]}
+    return {service.image for release in releases for service in services(deployed, release).values()}

@@ -44,10 +44,13 @@ class Managed:
 
 
 def services(deployed: Deployed, release: str) -> dict[str, Managed]:
-    """Return the services of a stored release by name, {} for no release."""
+    """Return the services of a stored release by name, {} for no release; raise Refused when its manifest names none."""
     if not release:
         return {}
-    return {item["name"]: Managed.load(item) for item in deployed.manifest(release)["services"]}
+    try:
+        return {item["name"]: Managed.load(item) for item in deployed.manifest(release)["services"]}
+    except (KeyError, TypeError) as error:
+        raise deployed.no_manifest(release, f"its services cannot be read ({error})") from error
 
 
 def unit_files(deployed: Deployed, release: str, unit: str) -> tuple[str | None, str | None]:

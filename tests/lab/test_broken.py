@@ -12,7 +12,7 @@ import pytest
 from lab import judge
 from lab.lab import Lab
 from lab.twin import Twin
-from tests.lab.site import Site
+from tests.lab.site import Site, declared
 
 Fresh = Callable[[str], Twin]
 
@@ -20,6 +20,18 @@ Fresh = Callable[[str], Twin]
 @pytest.fixture
 def site(lab: Lab, tmp_path: Path) -> Site:
     return Site(lab, tmp_path)
+
+
+@pytest.fixture(scope="module")
+def two_releases(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Twin:
+    """node1 with two releases, the second one serving; tests leave it so."""
+    lab.reset(["node1"])
+    site = Site(lab, tmp_path_factory.mktemp("two"))
+    site.pool(max_queued_requests=40)
+    site.well("deploy", "--host", "node1")
+    site.pool(max_queued_requests=None)
+    site.well("deploy", "--host", "node1")
+    return lab.twin("node1")
 
 
 def killed(process: subprocess.Popen[str], words: str) -> None:
@@ -83,3 +95,35 @@ def test_a_neighbour_that_would_be_gone_once_it_is_stopped_is_refused(
     assert ran.code == 3, str(ran)
     assert ran.one["error"]["what"] == f"{name} would be gone for good once it is stopped"
     assert judge.difference(before, judge.snapshot(twin)) == []
+
+
+# ---------------------------------------------------------------- what a hand has been at
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "echo 'foo bar' > /opt/lodger/history",
+        "rm /opt/lodger/history",
+        "echo '{}' > /opt/lodger/current/manifest.json",
+        'sed -i \'s/"pool"/"pond"/\' /opt/lodger/releases/$(head -1 /opt/lodger/history)/manifest.json',
+        'printf \'{"run":"r","runbook":"deploy","params":{},"operator":"o","before":"{}","acted":[],"stops":[]}\''
+        " > /var/lib/lodger/unfinished.json",
+    ],
+)
+def test_a_rollback_that_cannot_know_its_way_touches_nothing(change: str, two_releases: Twin, site: Site) -> None:
+    twin = two_releases
+    config = declared(twin, "lodger-worker-a")
+    twin.exec(
+        "rm -rf /root/kept && mkdir /root/kept && cp -a /opt/lodger /root/kept/opt && cp -a /var/lib/lodger /root/kept/var"
+    )
+    twin.exec(change)
+    before = judge.snapshot(twin)
+    try:
+        ran = site.ops("rollback", "--host", "node1", "--json")
+        assert ran.code == 3, str(ran)
+        assert ran.one["error"]["hint"]
+        assert declared(twin, "lodger-worker-a") == config
+        assert judge.difference(before, judge.snapshot(twin)) == []
+    finally:
+        twin.exec("rm -rf /opt/lodger /var/lib/lodger && mv /root/kept/opt /opt/lodger && mv /root/kept/var /var/lib/lodger")

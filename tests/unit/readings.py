@@ -27,6 +27,18 @@ def readings(values: Mapping[Fact[Any], Any]) -> Facts:
     return read
 
 
+# What a manifest says of smoke.
+SMOKE = {
+    "pool": "qwen38",
+    "served_name": "qwen3.8-27b",
+    "context_length": 131072,
+    "max_running_requests": 7,
+    "reasoning_parser": "qwen3",
+    "tool_call_parser": "qwen3_coder",
+    "vision": True,
+}
+
+
 def base(**values: Any) -> dict[Fact[Any], Any]:
     """Return a host on which nothing is: ``containers``, ``units``, ``processes`` ... put something there."""
     return {
@@ -160,7 +172,7 @@ def release_files(release: str, *services: Managed, revision: str = "r1") -> dic
         "host": HOST,
         "revision": revision,
         "services": [asdict(service) for service in services],
-        "smoke": {service.name: {"worker": service.name} for service in services},
+        "smoke": {service.name: SMOKE for service in services},
     }
     files = {f"{root}/manifest.json": HostFile(json.dumps(data), 0o644, "root")}
     for service in services:

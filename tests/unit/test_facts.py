@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from lodger import facts
 from lodger.command import quote
+from lodger.errors import Refused
 from lodger.facts import Fact, Facts, HostFile, Port, Program, Unreadable
 from tests.unit.readings import captured
 
@@ -405,10 +406,13 @@ def test_deployed() -> None:
 @pytest.mark.parametrize("content", [None, "", "{", "[]"])
 def test_a_release_without_a_readable_manifest_says_what_to_do(content: str | None) -> None:
     files = {} if content is None else {"/opt/lodger/releases/ab/manifest.json": HostFile(content, 0o644, "root")}
-    with pytest.raises(Unreadable) as caught:
+    with pytest.raises(Refused) as caught:
         facts.Deployed("ab", ("ab",), ("ab",), {}, files).manifest("ab")
     assert "/opt/lodger/releases/ab/manifest.json" in caught.value.cause
     assert "/opt/lodger/current" in caught.value.hint
+    with pytest.raises(Refused) as caught:
+        facts.Deployed("cd", ("ab", "cd"), ("ab", "cd"), {}, files).manifest("ab")
+    assert "take the line ab out of /opt/lodger/history" in caught.value.hint
 
 
 @settings(max_examples=15, deadline=None)

@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -106,7 +107,7 @@ def test_a_fresh_host_has_no_revision_to_be_older_than(fleet: Fleet) -> None:
 
 
 def test_a_deployed_release_without_its_manifest_is_refused_in_words(fleet: Fleet) -> None:
-    with pytest.raises(facts.Unreadable, match="release r1 has no readable manifest"):
+    with pytest.raises(Refused, match="release r1 has no readable manifest"):
         plan(fleet).build(holding(deployed(("r1",))), None)
 
 
@@ -181,6 +182,29 @@ def test_rollback_follows_the_history_line_by_line(fleet: Fleet, history: tuple[
     files = installed("r3", A1) | installed("r2", A2) | installed("r1", A1)
     there = deployed(history, links={"worker-a": history[-1]}, files=files)
     assert back(fleet, there)[0] == left
+
+
+@pytest.mark.parametrize("history", [(), ("r2", "r1"), ("r1",), ("r1", "r2", "foo bar")])
+def test_a_history_that_does_not_end_with_what_is_current_is_no_way_back(fleet: Fleet, history: tuple[str, ...]) -> None:
+    with pytest.raises(Refused, match="it cannot be told what to go back to"):
+        back(fleet, replace(TWO, history=history))
+
+
+@pytest.mark.parametrize("data", [{}, {"services": [{"name": "worker-a"}]}, {"services": 3}])
+def test_a_manifest_that_names_no_services_is_refused_for_what_it_is(fleet: Fleet, data: dict[str, Any]) -> None:
+    path = "/opt/lodger/releases/r2/manifest.json"
+    there = replace(TWO, files={**TWO.files, path: HostFile(json.dumps(data), 0o644, "root")})
+    for build in (lambda: back(fleet, there), lambda: plan(fleet, contained=bool).build(holding(there), None)):
+        with pytest.raises(Refused, match="release r2 has no readable manifest"):
+            build()
+
+
+def test_a_release_whose_smoke_cannot_be_read_is_refused_before_anything_is_restarted(fleet: Fleet) -> None:
+    path = "/opt/lodger/releases/r1/manifest.json"
+    data = json.loads(TWO.files[path].content)
+    data["smoke"]["worker-a"]["from_the_future"] = 1
+    with pytest.raises(Refused, match="what this release expects of smoke cannot be read"):
+        back(fleet, replace(TWO, files={**TWO.files, path: HostFile(json.dumps(data), 0o644, "root")}))
 
 
 def test_nothing_to_roll_back_is_refused(fleet: Fleet) -> None:
