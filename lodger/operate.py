@@ -275,7 +275,7 @@ def maintenance(fleet: Fleet, host: Host, runbook: Runbook, *, now: bool = False
     # What the states will most likely ask for, so that a run with nothing to do reads once.
     foreseen = [
         fact
-        for step in expand(runbook, situation("", _foreseen(fleet, host), {}))
+        for step in expand(runbook, situation("", _foreseen(fleet, host), expectations(fleet, host)))
         for fact in (*step.state.facts, *step.state.undo_facts)
     ]
     return Plan(runbook.name, host.name, (*_FIRST, *reads, *foreseen), build, document=lambda said: annotated(runbook, said))
