@@ -136,7 +136,9 @@ class Result:
             return self
         lines = (self.stderr.strip() or self.stdout.strip()).splitlines()
         raise CommandFailed(
-            f"`{self.command}` ended with exit code {self.code}", cause=lines[-1] if lines else "it printed nothing", host=host
+            f"`{self.command.why or self.command}` ended with exit code {self.code}",
+            cause=lines[-1] if lines else "it printed nothing",
+            host=host,
         )
 
 

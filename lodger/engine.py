@@ -29,7 +29,7 @@ from lodger.errors import (
     UndoFailed,
 )
 from lodger.facts import Fact, Facts
-from lodger.footprint import Change, Footprint
+from lodger.footprint import Change
 from lodger.gate import Gates
 from lodger.states.base import Blocker, Check, NoUndo, State, Step
 
@@ -418,11 +418,11 @@ class Engine:
 
     def _nothing_to_do(self, plan: Plan, read: Facts, steps: Sequence[Step], outcome: Outcome) -> None:
         """Finish a run that found every state satisfied: the footprint once more, and the lock back, in one round trip."""
-        script = facts.script(facts.FOOTPRINT) + "\n" + lock.release_script(self.me)
+        script = facts.script([facts.MACHINE, *facts.FOOTPRINT]) + "\n" + lock.release_script(self.me)
         result = self.connection.run(
             Command(script, why="compare the footprint and unlock", timeout=90, output_limit=32 * 2**20)
         )
-        self._compare(footprint.of(read, plan.host), facts.parse(result.stdout, plan.host), frozenset(), outcome)
+        self._compare(read, facts.parse(result.stdout, plan.host), frozenset(), outcome)
         for step in steps:
             self._mark(outcome, StateOutcome(step.state.name, Mark.SATISFIED))
 
@@ -432,7 +432,7 @@ class Engine:
             return
         now = self._reread(run)
         touched = frozenset(owner for step in run.steps for owner in step.state.touched(run.before) | step.state.touched(now))
-        self._compare(footprint.of(run.before, run.plan.host), now, touched, run.outcome)
+        self._compare(run.before, now, touched, run.outcome)
         if run.outcome.losses:
             names = ", ".join(f"{change.kind} {change.name}" for change in run.outcome.losses)
             self.log.write("losses", losses=[str(change) for change in run.outcome.losses])
@@ -451,9 +451,12 @@ class Engine:
             )
         ).check(run.plan.host)
 
-    def _compare(self, before: Footprint, after: Facts, touched: frozenset[footprint.Owner], outcome: Outcome) -> None:
+    def _compare(self, before: Facts, after: Facts, touched: frozenset[footprint.Owner], outcome: Outcome) -> None:
+        rebooted = before[facts.MACHINE].boot_id != after[facts.MACHINE].boot_id
         changes = footprint.difference(
-            before, footprint.of(after, outcome.host), lambda owner: bool(footprint.names(owner, after) & touched)
+            footprint.of(before, outcome.host, rebooted=rebooted),
+            footprint.of(after, outcome.host, rebooted=rebooted),
+            lambda owner: bool(footprint.names(owner, after) & touched),
         )
         outcome.losses = [change for change in changes if change.loss]
         outcome.news = [change for change in changes if not change.loss]
@@ -584,7 +587,7 @@ class Engine:
         if not result.ok:
             lines = [line for line in (result.stderr.strip() or result.stdout.strip()).splitlines() if line.strip()]
             cause = lines[-1] if lines else f"exit code {result.code}, nothing printed"
-            raise StateFailed(f"`{action}` failed", cause=cause, state=state.name)
+            raise StateFailed(f"could not {action.why}" if action.why else f"`{action}` failed", cause=cause, state=state.name)
 
     def _await(self, run: _Progress, state: State) -> None:
         """Read until ``state`` holds; raise StateFailed when it cannot any more, or its deadline has passed."""

@@ -93,22 +93,34 @@ def names(owner: Owner, read: Facts) -> set[Owner]:
     return known
 
 
-def of(read: Facts, host: str) -> Footprint:
-    """Return the footprint in the facts ``read``: what is not Lodger's on ``host``, by (kind, name)."""
+# From here on Linux gives ports to whoever asks for any; after a reboot the same service has another one.
+_ANY_PORT = 32768
+
+
+def of(read: Facts, host: str, *, rebooted: bool = False) -> Footprint:
+    """Return the footprint in the facts ``read``: what is not Lodger's on ``host``, by (kind, name).
+
+    With ``rebooted``, to be compared over a reboot, it leaves out what every boot changes: pids, times of start, passing ports.
+    """
     containers = read[facts.CONTAINERS]
     who = owners(read)
     things: dict[tuple[str, str], Thing] = {}
+
+    def volatile(text: str) -> str:
+        return "" if rebooted else f", {text}"
+
     for container in containers.values():
         if container.labels.get("io.lodger.host") != host:
             policy = container.restart_policy or "no"
-            how = f"{container.status}, {container.id[:12]}, started {container.started}, restart policy {policy}"
+            how = f"{container.status}, {container.id[:12]}, restart policy {policy}{volatile(f'started {container.started}')}"
             things["container", container.name] = Thing(how, container.status in {"running", "paused"})
     for unit in read[facts.UNITS].values():
         if _is_service(unit):
-            how = f"{unit.active} ({unit.sub}), {unit.file_state or 'no unit file'}, pid {unit.main_pid}"
+            how = f"{unit.active} ({unit.sub}), {unit.file_state or 'no unit file'}{volatile(f'pid {unit.main_pid}')}"
             things["unit", unit.id] = Thing(how, unit.active in {"active", "reloading"})
     for program in read[facts.PROGRAMS].values():
-        things["program", program.name] = Thing(f"{program.state}, pid {program.pid}", program.state in {"RUNNING", "STARTING"})
+        how = f"{program.state}{volatile(f'pid {program.pid}')}"
+        things["program", program.name] = Thing(how, program.state in {"RUNNING", "STARTING"})
     for where, what in read[facts.MOUNTS].items():
         if not _PASSING_MOUNT.search(where):
             things["mount", where] = Thing(what, up=True)
@@ -116,12 +128,13 @@ def of(read: Facts, host: str) -> Footprint:
         # The proxy of a published port is dockerd's; whom it serves shows in the container's own state.
         if port.process == "docker-proxy" or _is_ours(who.get(port.pid), containers, host) or port.process.startswith("sshd"):
             continue
-        if port.protocol == "tcp":  # a UDP socket may be a client's of the moment
+        # A UDP socket may be a client's of the moment.
+        if port.protocol == "tcp" and not (rebooted and port.port >= _ANY_PORT):
             # A socket that no process owns is the kernel's, or of another network namespace's helper: no service to lose.
             how = port.process or "owner unknown"
             things["port", f"{port.address}:{port.port}"] = Thing(how, bool(port.pid), who.get(port.pid))
     for process in read[facts.PROCESSES].values():
-        if process.devices and not _is_ours(who[process.pid], containers, host):
+        if process.devices and not rebooted and not _is_ours(who[process.pid], containers, host):
             # A GPU job that ends by itself is a colleague's work that is done, no loss.
             how = f"{process.user}, {who[process.pid]}: {process.command[:80]}"
             things["gpu process", str(process.pid)] = Thing(how, False, who[process.pid])

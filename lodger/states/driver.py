@@ -309,7 +309,7 @@ apt-mark unhold {quote(unhold)} || true
 dpkg --install --force-confold --force-downgrade {CACHE}/old/*.deb
 dpkg --configure -a
 {f"apt-mark hold {quote(held)}" if held else ":"}
-[ "$(sed -n 's/^NVRM version.* \\([0-9][0-9.]*\\) .*/\\1/p' /proc/driver/nvidia/version 2>/dev/null)" != "" ] || {modules}
+[ -e /proc/driver/nvidia/version ] || {modules}
 nvidia-smi"""
         return [detached("driver-undo", script, why="bring the old driver back", timeout=_INSTALL)]
 

@@ -11,6 +11,7 @@ from lab import judge
 from lab.driver import faults, holders
 from lab.lab import Lab
 from lab.twin import Twin
+from tests.lab.crash.scenarios import loaded_driver
 from tests.lab.site import Ran, Site, serves
 
 OLD, NEW = "545.23.06", "580.126.09"
@@ -32,7 +33,7 @@ def old(lab: Lab) -> Twin:
 
 def driver(twin: Twin) -> str:
     """What module and library agree on, by the lab's own reading; nothing when they do not."""
-    loaded = twin.exec("sed -n 's/^NVRM version.* \\([0-9][0-9.]*\\) .*/\\1/p' /proc/driver/nvidia/version").stdout.strip()
+    loaded = loaded_driver(twin)
     seen = twin.exec("nvidia-smi --query-gpu=driver_version --format=csv,noheader | sort -u", check=False).stdout.strip()
     return loaded if loaded == seen else ""
 
@@ -89,17 +90,25 @@ def test_the_driver_is_upgraded_and_everybody_is_back(old: Twin, site: Site) -> 
     assert "not back" not in document
 
 
-def test_workers_of_ours_are_stopped_last_request_answered_and_serve_again(lab: Lab, site: Site) -> None:
+def test_a_worker_that_the_driver_cannot_run_is_found_last_and_everything_is_undone(lab: Lab, site: Site) -> None:
+    """The longest way back: downwards to a driver too old for the worker's image, which only its start shows."""
+    lab.up()
     lab.reset(["node1"])
     twin = lab.twin("node1")
     site.well("deploy", "--host", "node1")
-    twin.exec("true")
+    before = judge.snapshot(twin)
     site.edit("node1", lambda host: host.update(driver=OLD))
-    done = site.ops("runbook", "driver-upgrade", "--host", "node1", "--json")  # downwards is an upgrade like any other
-    assert done.code == 0, str(done)
-    assert driver(twin) == OLD
-    assert {"service_stopped(worker-a)", "worker_resumed(a)", "smoke_passed(a)"} <= set(done.one["changed"])
+    ran = site.ops("runbook", "driver-upgrade", "--host", "node1", "--json")
+    assert ran.code == 1, str(ran)
+    assert "unsatisfied condition: cuda>=12.9" in str(ran)
+    states = {state["name"]: state["outcome"] for state in ran.one["states"]}
+    for name in ("service_stopped(worker-a)", "neighbour_paused(aigc-creator)", "driver_installed", "driver_loaded"):
+        assert states[name] == "undone"
+    assert driver(twin) == NEW
     assert serves(twin, 30000)
+    assert "RUNNING" in twin.exec("supervisorctl status aigc-creator").stdout
+    assert at_peace(twin)
+    assert changes(before, twin, upgraded=True) == []
 
 
 def refused(ran: Ran, *words: str) -> None:
@@ -138,7 +147,7 @@ def test_missing_headers_are_refused_before_anything_is_stopped(old: Twin, site:
     assert judge.difference(before, judge.snapshot(old)) == []
 
 
-@pytest.mark.parametrize(("fault", "value"), [("dkms-build-fails", ""), ("phantom-user", ""), ("refused-version", NEW)])
+@pytest.mark.parametrize(("fault", "value"), [("dkms-build-fails", NEW), ("phantom-user", ""), ("refused-version", NEW)])
 def test_a_failure_leaves_the_old_driver_with_everybody_back(fault: str, value: str, old: Twin, site: Site) -> None:
     before = judge.snapshot(old)
     faults.switch_on(old, fault, value)

@@ -30,6 +30,12 @@ def deploy(lab: Lab) -> Scenario:
     )
 
 
+def loaded_driver(twin: Twin) -> str:
+    """Return the version of the module in the kernel, nothing when there is none."""
+    script = "sed -n 's/^NVRM version.*Kernel Module *\\([0-9.]*\\) .*/\\1/p' /proc/driver/nvidia/version"
+    return twin.exec(script, check=False).stdout.strip()
+
+
 def driver_upgrade(lab: Lab) -> Scenario:
     """The upgrade of a node1 at the old driver, with an image service and a hand-made container on its GPUs."""
     paused = {("program", "aigc-creator"), ("container", "qwen38-fp8-sglang"), ("unit", "nvidia-persistenced.service")}
@@ -40,9 +46,7 @@ def driver_upgrade(lab: Lab) -> Scenario:
 
     def goal(found: Twin) -> list[str]:
         wrong = []
-        loaded = found.exec(
-            "sed -n 's/^NVRM version.* \\([0-9][0-9.]*\\) .*/\\1/p' /proc/driver/nvidia/version", check=False
-        ).stdout.strip()
+        loaded = loaded_driver(found)
         seen = found.exec("nvidia-smi --query-gpu=driver_version --format=csv,noheader | sort -u", check=False).stdout.strip()
         wrong += [] if loaded == seen == NEW else [f"the module is {loaded or 'not loaded'}, nvidia-smi says {seen}"]
         said = found.exec("dpkg --audit; apt-get check -qq", check=False).stdout.strip()
