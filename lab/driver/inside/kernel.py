@@ -6,6 +6,7 @@ For every other module the real programs do the work. What is loaded is kept in 
 /proc/driver/nvidia; it is in use while a module on top of it is loaded or a process has one of its devices open.
 """
 
+import contextlib
 import fcntl
 import json
 import os
@@ -17,7 +18,6 @@ import sys
 import time
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
@@ -71,8 +71,9 @@ class Refused(Exception):
 
 
 def cuda(driver: str) -> str:
-    """Return the newest CUDA that a driver runs."""
-    return CUDA[int(driver.partition(".")[0])]
+    """Return the newest CUDA that a driver runs; of a branch that is not listed, what the one before it runs."""
+    branch = int(driver.partition(".")[0])
+    return CUDA[max((known for known in CUDA if known <= branch), default=min(CUDA))]
 
 
 def loaded() -> dict[str, str]:
@@ -128,7 +129,7 @@ def pause(step: str) -> None:
     time.sleep(float(fault.read_text()) if fault.exists() else _USUAL_SECONDS)
 
 
-@contextmanager
+@contextlib.contextmanager
 def alone() -> Iterator[None]:
     """Let one program at a time change what is loaded, and let no signal cut it in half."""
     for name in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE):
@@ -367,10 +368,9 @@ def real(program: str, words: list[str]) -> NoReturn:
 
 
 def coldplug() -> None:
-    """Load at boot what is on disk; a machine with no module boots too."""
-    with alone():
-        if info("nvidia") is not None:
-            load("nvidia")
+    """Load at boot what is on disk; a machine with no module, or one that the kernel does not take, boots too."""
+    with alone(), contextlib.suppress(Refused):
+        load("nvidia")
 
 
 def main() -> int:
