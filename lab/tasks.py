@@ -17,6 +17,7 @@ from invoke.tasks import task
 
 if TYPE_CHECKING:
     from lab.lab import Lab
+    from lab.twin import Twin
 
 
 @contextlib.contextmanager
@@ -36,6 +37,18 @@ def _lab() -> Iterator[Lab]:
 
 def _names(lab: Lab, host: str) -> list[str]:
     return lab.names if host == "all" else host.split(",")
+
+
+def _running(lab: Lab, host: str) -> list[Twin]:
+    """Return the twins of these hosts. Raises LabError for one that does not run."""
+    from lab.run import LabError  # noqa: PLC0415  late, like the rest
+
+    twins = [lab.twin(name) for name in _names(lab, host)]
+    states = lab.status()
+    for twin in twins:
+        if states[twin.name] != "running":
+            raise LabError(f"the twin of {twin.name} is {states[twin.name]}", "start it with lab.up")
+    return twins
 
 
 @task(default=True)
@@ -117,12 +130,11 @@ def fault(_: Context, host: str, name: str = "", port: int = 0, set: list[str] |
             f"lab: {error}\n  hint: ./ops lab.fault --host NAME lists them; a parameter is NAME=VALUE", code=2
         ) from error
     with _lab() as lab:
-        for one in _names(lab, host):
-            lab.twin(one).faults(acted)
+        for twin in _running(lab, host):
+            twin.faults(acted)
 
 
 @task(
-    positional=["name"],
     help={
         "name": "what goes wrong with the driver; without it the faults there are get listed",
         "host": "NAME[,NAME] or all",
@@ -139,7 +151,7 @@ def driver_fault(_: Context, host: str, name: str = "", value: str = "", clear: 
         print("\n".join(f"{one:<{width}}  {effect}" for one, effect in faults.KINDS.items()))
         return
     with _lab() as lab:
-        for twin in map(lab.twin, _names(lab, host)):
+        for twin in _running(lab, host):
             if clear:
                 faults.switch_off(twin, name)
             else:
