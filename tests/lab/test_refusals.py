@@ -227,8 +227,8 @@ BROKEN: dict[str, tuple[str, str, tuple[str, ...]]] = {
     ),
     "no curl": ("mv /usr/bin/curl /usr/bin/curl.away", "mv /usr/bin/curl.away /usr/bin/curl", ("curl is missing",)),
     "weights cut short": (
-        "cd /data/models/Qwen3.8-27B-FP8 && f=$(ls *.safetensors | head -1) && stat -c %s $f > /tmp/size && truncate -s 1 $f",
-        "cd /data/models/Qwen3.8-27B-FP8 && f=$(ls *.safetensors | head -1) && truncate -s $(cat /tmp/size) $f && rm /tmp/size",
+        "cd /data/models/Qwen3.8-27B-FP8 && f=$(ls *.safetensors | head -1) && mv $f /data/kept && truncate -s 1 $f && echo $f > /data/name",
+        "cd /data/models/Qwen3.8-27B-FP8 && mv /data/kept $(cat /data/name) && rm /data/name",
         ("incomplete",),
     ),
     "a unit of our name": (
