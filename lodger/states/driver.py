@@ -305,7 +305,7 @@ dkms status"""
         script = f"""set -e
 export DEBIAN_FRONTEND=noninteractive
 apt-mark unhold {quote(unhold)} || true
-{f"dpkg --remove --force-depends --force-remove-reinstreq {quote(sorted(extra))}" if extra else ":"}
+{f"dpkg --purge --force-depends --force-remove-reinstreq {quote(sorted(extra))}" if extra else ":"}
 dpkg --install --force-confold --force-downgrade {CACHE}/old/*.deb
 dpkg --configure -a
 {f"apt-mark hold {quote(held)}" if held else ":"}

@@ -46,12 +46,12 @@ run: |
 undo: rm -f /var/tmp/note/text
 ```
 
-## It can be read by all
+## It can be read by its group
 
 ```state
 state: shell
 name: note_readable
-check: test "$(stat -c %a /var/tmp/note/text)" = 644
+check: test "$(stat -c %a /var/tmp/note/text)" = 640
 run: LAST
 ```
 """
@@ -78,7 +78,7 @@ def written(request: pytest.FixtureRequest) -> Iterator[Callable[[str], str]]:
 def test_three_shell_states_are_established_once(written: Callable[[str], str], site: Site, node1: Twin) -> None:
     node1.exec("rm -rf /var/tmp/note")
     before = judge.snapshot(node1)
-    name = written("chmod 644 /var/tmp/note/text")
+    name = written("chmod 640 /var/tmp/note/text")
     shown = site.well("runbook", name, "--dry-run")
     assert "would do note_there" in shown.out
     assert 'echo "it\'s $(hostname)" > /var/tmp/note/text' in shown.out
