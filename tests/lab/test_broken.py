@@ -174,3 +174,39 @@ def test_a_first_deploy_that_was_killed_and_fails_under_another_name_leaves_noth
         twin.exec("docker inspect -f '{{.HostConfig.RestartPolicy.Name}}' qwen38-fp8-sglang").stdout.strip() == "unless-stopped"
     )
     assert site.ops("rollback", "--host", "node1").code == 3, "nothing is left to roll back, and no ledger speaks of it"
+
+
+# ---------------------------------------------------------------- odd but legal changes of an inventory
+
+
+def swapped(what: str) -> Callable[[dict[str, dict[str, dict[str, object]]]], None]:
+    def change(host: dict[str, dict[str, dict[str, object]]]) -> None:
+        a, b = host["workers"]["a"], host["workers"]["b"]
+        a[what], b[what] = b[what], a[what]
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (swapped("gpus"), ("GPU 4, 5, 6, 7 is held", "deploy without worker-a, then with it again")),
+        (swapped("port"), ("port 30001 is taken by container lodger-worker-b", "deploy without worker-a, then with it again")),
+        (lambda host: host["router"].update(port=9100), ("port 9100 is taken", "choose another port")),
+    ],
+    ids=["gpus swapped", "ports swapped", "router on a port that somebody has"],
+)
+def test_what_cannot_start_is_refused_before_anything_stops(
+    change: Callable[[dict[str, dict[str, dict[str, object]]]], None], words: tuple[str, str], node2: Twin, site: Site
+) -> None:
+    site.well("deploy", "--host", "node2")
+    started = "docker inspect -f '{{.State.StartedAt}}' lodger-worker-a lodger-worker-b lodger-router"
+    before = node2.exec(started).stdout
+    site.edit("node2", change)
+
+    ran = site.ops("deploy", "--host", "node2", "--json")
+
+    assert ran.code == 3, str(ran)
+    assert words[0] in ran.one["error"]["what"]
+    assert words[1] in ran.one["error"]["hint"]
+    assert node2.exec(started).stdout == before
