@@ -180,6 +180,8 @@ def summary(outcome: Outcome) -> str:
     }[str(outcome.mark)]
     if str(outcome.mark) == "failed" and any(str(state.mark) == "undone" for state in outcome.states):
         what = "failed; the host is as it was before"
+    if outcome.unfinished:
+        what = "failed; what an earlier run began is still to be finished, or rolled back"
     if outcome.losses:
         what += "; something foreign was lost or changed"
     return f"{outcome.host}: {what} ({outcome.seconds:.1f} s, {outcome.round_trips} round trips)"

@@ -12,7 +12,7 @@ import enum
 import json
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -66,20 +66,28 @@ class Ledger:
         return json.dumps(self.__dict__, sort_keys=True) + "\n"
 
     @staticmethod
-    def load(text: str) -> Ledger | None:
-        """Return the ledger in ``text``, None for an empty one; raise Refused for one that nobody can read."""
+    def load(text: str, runbook: str) -> Ledger | None:
+        """Return the ledger in ``text``, None for an empty one.
+
+        Raises Refused for one that nobody can read, and for one that a run of ``runbook`` would end without putting back
+        what it names: a deploy and a rollback go on from each other, any other run has to be finished itself.
+        """
         if not text:
             return None
         try:
             data = json.loads(text)
             footprint.of(Facts.load(data["before"]), "")  # one that does not say how the host stood is of no use
-            return Ledger(**{**data, "acted": tuple(data["acted"]), "stops": tuple(data["stops"])})
+            found = Ledger(**{**data, "acted": tuple(data["acted"]), "stops": tuple(data["stops"])})
         except (ValueError, TypeError, KeyError, AttributeError, facts.Unreadable) as error:
             raise Refused(
                 "the ledger of an unfinished run cannot be read",
                 cause=f"{paths.LEDGER}: {error}",
                 hint="look at it and at the last journal on the host, put back what they name, then remove it",
             ) from error
+        if found.runbook != runbook and not {found.runbook, runbook} <= {"deploy", "rollback"}:
+            cause = f"it is a {found.runbook} that {found.operator} began, and only that knows what to put back"
+            raise Refused(f"run {found.run} did not finish", cause=cause, hint=f"end it first: run {found.runbook} once more")
+        return found
 
 
 @dataclass(frozen=True)
@@ -111,7 +119,10 @@ class StateOutcome:
 
 @dataclass
 class Outcome:
-    """What a run came to on one host. ``error`` is the failure that ended it; ``news`` what colleagues did meanwhile."""
+    """What a run came to on one host. ``error`` is the failure that ended it; ``news`` what colleagues did meanwhile.
+
+    ``unfinished``: it failed, and what an earlier run had begun is still neither finished nor put back.
+    """
 
     host: str
     task: str
@@ -125,6 +136,7 @@ class Outcome:
     round_trips: int = 0
     seconds: float = 0.0
     journal: str = ""
+    unfinished: bool = False
 
     @property
     def exit_code(self) -> int:
@@ -244,7 +256,7 @@ class Engine:
         """Read the facts of ``plan`` and return them with its steps; nothing is changed, no lock is taken."""
         read = self._read([facts.MACHINE, facts.LEDGER, *plan.first])
         self._identify(read)
-        return self._build(plan, read, Ledger.load(read[facts.LEDGER]))[:2]
+        return self._build(plan, read, Ledger.load(read[facts.LEDGER], plan.runbook))[:2]
 
     def refuse_early(self, steps: Sequence[Step], read: Facts) -> None:
         """Raise Refused for everything that can be known to fail before the first change."""
@@ -265,7 +277,7 @@ class Engine:
         if read[facts.BUSY]:
             self._settle()
             read = self._fresh([facts.MACHINE, facts.LEDGER, *plan.first])
-        ledger = Ledger.load(read[facts.LEDGER])
+        ledger = Ledger.load(read[facts.LEDGER], plan.runbook)
         read, steps, params = self._build(plan, read, ledger)
         before = Facts.load(ledger.before, plan.host) if ledger is not None else read
         if ledger is not None:
@@ -278,8 +290,7 @@ class Engine:
             self._refuse_early(steps, read, outcome)
         own = Ledger(self.log.run, plan.runbook, params, self.user, before.dump())
         if ledger is not None:
-            resumed = ledger.acted if ledger.runbook == plan.runbook else ()
-            own = Ledger(self.log.run, plan.runbook, params, self.user, ledger.before, resumed, ledger.stops)
+            own = Ledger(self.log.run, plan.runbook, params, self.user, ledger.before, ledger.acted, ledger.stops)
         run = _Progress(plan, steps, before, own, outcome, begun=ledger is not None)
         try:
             if ledger is not None:  # what an earlier run began is put back when going on is refused
@@ -442,10 +453,15 @@ class Engine:
                 )
         if not run.begun:
             return
+        # What an earlier run began with other states is undone by none of this run's: the ledger goes on naming it.
+        if run.outcome.mark is Mark.FAILED and not run.knows(run.ledger.acted):
+            back = run.before[facts.DEPLOYED].standing == now[facts.DEPLOYED].standing
+            run.outcome.unfinished = bool(run.outcome.losses) or not back
+        end = "" if run.outcome.unfinished else f" && rm -f {paths.LEDGER}"
         folder, copy = f"{paths.VAR}/journal", quote([f"{paths.VAR}/journal/{self.log.run}.jsonl"])
         self.connection.run(
             Command(
-                f"mkdir -p {folder} && cat > {copy} && rm -f {paths.LEDGER} && sync -f {paths.VAR}",
+                f"mkdir -p {folder} && cat > {copy}{end} && sync -f {paths.VAR}",
                 why="leave the journal, end the ledger",
                 stdin=self.log.content(),
             )
@@ -708,6 +724,10 @@ class _Progress:
     outcome: Outcome
     stale: bool = False
     begun: bool = False
+
+    def knows(self, names: Iterable[str]) -> bool:
+        """Return whether each of the states ``names`` is one of this run's."""
+        return set(names) <= {step.state.name for step in self.steps}
 
 
 def _refusal(found: Sequence[Blocker]) -> Refused:

@@ -612,6 +612,13 @@ class Deployed:
         hint = f"put the file back, or {afresh if release == self.current else over}"
         return Refused(f"release {release} has no readable manifest", cause=f"{path}: {why}", hint=hint)
 
+    @property
+    def standing(self) -> tuple[object, ...]:
+        """All that says what the host is to run: record, links, units, and which neighbours are owed."""
+        decisive = ("/etc/systemd/system/", "/var/lib/lodger/replaced/")
+        files = {path: file for path, file in self.files.items() if path.startswith(decisive)}
+        return self.current, self.history, dict(self.links), files
+
     def record(self, name: str) -> str | None:
         """Return the content of the file ``name`` below /var/lib/lodger, None when there is none."""
         found = self.files.get(f"/var/lib/lodger/{name}")

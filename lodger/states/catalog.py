@@ -84,9 +84,12 @@ def _weights_present(at: Situation, model: Any) -> State:
     return WeightsPresent(model, folder, size)
 
 
+def _replaced(at: Situation) -> list[Owner]:
+    return [Owner(kind, name) for kind, name in at.replaced]
+
+
 def _gpus_free(at: Situation, service: Any) -> State:
-    replaced = [Owner(kind, name) for kind, name in at.replaced]
-    return GpusFree(service, at.host, neighbours=at.neighbours, replaced=replaced)
+    return GpusFree(service, at.host, neighbours=at.neighbours, replaced=_replaced(at))
 
 
 def _smoke_passed(at: Situation, service: Any) -> State:
@@ -118,7 +121,7 @@ CATALOG: Mapping[str, tuple[str, Callable[[Situation, Any], State]]] = {
     "gpus_free": ("worker", _gpus_free),
     "worker_ready": ("worker", lambda at, item: ServiceReady(item, at.host)),
     "smoke_passed": ("worker", _smoke_passed),
-    "router_ready": ("router", lambda at, item: ServiceReady(item, at.host)),
+    "router_ready": ("router", lambda at, item: ServiceReady(item, at.host, replaced=_replaced(at))),
     "release_current": ("", lambda at, _: ReleaseCurrent(at.release, at.history)),
     "old_releases_pruned": ("", lambda at, _: Pruned(at.release)),
     "neighbour_warned": (

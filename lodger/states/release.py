@@ -106,21 +106,19 @@ class ReleaseStaged(State):
 
     def undo(self, before: Facts, now: Facts) -> list[Command] | NoUndo:
         """Return the removal of what this run staged, and of folders that are empty then."""
-        del now
-        deployed = before[facts.DEPLOYED]
-        if self.release in deployed.stored:
+        # A try that was cut off may have staged another one.
+        staged = sorted({self.release, *now[facts.DEPLOYED].stored} - set(before[facts.DEPLOYED].stored))
+        if not staged:
             return NoUndo("the release was on the host before; its files are only as they should be")
-        return [
-            Command(
-                f"rm -rf {quote([self._folder, f'{paths.RELEASES}/.{self.release}.new'])}; {REMOVE_EMPTY}",
-                why="remove what was staged",
-            )
+        folders = [
+            folder for release in staged for folder in (f"{paths.RELEASES}/{release}", f"{paths.RELEASES}/.{release}.new")
         ]
+        return [Command(f"rm -rf {quote(folders)}; {REMOVE_EMPTY}", why="remove what was staged")]
 
     def undone(self, before: Facts, now: Facts) -> str:
         """Return that the staged release is still there."""
-        was, now_stored = before[facts.DEPLOYED].stored, now[facts.DEPLOYED].stored
-        return f"{self._folder} is still there" if self.release in now_stored and self.release not in was else ""
+        left = sorted(set(now[facts.DEPLOYED].stored) - set(before[facts.DEPLOYED].stored))
+        return f"{paths.RELEASES}/{left[0]} is still there" if left else ""
 
 
 def stored(deployed: Deployed, release: str) -> dict[str, facts.HostFile]:

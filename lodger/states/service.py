@@ -101,6 +101,7 @@ class _Service(State):
 
     def __init__(self, service: Managed, host: str) -> None:
         self.service, self.host = service, host
+        self._replaced: frozenset[Owner] = frozenset()
         self._unit = facts.unit_fact(service.unit)
         self._serving = facts.serving_fact(service.container, service.unit, host)
 
@@ -115,6 +116,38 @@ class _Service(State):
     def _runs_this(self, read: Facts) -> bool:
         container = self._container(read)
         return container is not None and container.running and container.labels.get("io.lodger.config") == self.service.config
+
+    def _taken(self, owner: Owner | None, read: Facts, what: str, cause: str, hint: str) -> Blocker:
+        """Return the blocker for what ``owner`` has; it awaits the state that takes a neighbour, or another of ours, away."""
+        if owner is None:
+            return Blocker(what, cause, hint)
+        if self._is_ours(owner, read):
+            hint = f"two of ours cannot change places at once: deploy without {self.service.name}, then with it again"
+            return Blocker(what, cause, hint, f"{owner.name} off its old GPUs")
+        replaced = sorted(names(owner, read) & self._replaced, key=str)
+        return Blocker(what, cause, hint, f"no {replaced[0]}" if replaced else "")
+
+    def _is_ours(self, owner: Owner, read: Facts) -> bool:
+        return owner.kind == "container" and read[facts.CONTAINERS][owner.name].labels.get("io.lodger.host") == self.host
+
+    def _port_taken(self, read: Facts) -> list[Blocker]:
+        who = owners(read)
+        for port in read[facts.PORTS]:
+            if port.protocol != "tcp" or port.port != self.service.port:
+                continue
+            owner = self._publisher(read) if port.process == "docker-proxy" else who.get(port.pid)
+            if owner is not None and owner.name == self.service.container and self._is_ours(owner, read):
+                continue
+            what = f"port {self.service.port} is taken by {owner or port.process or 'an unknown process'}"
+            hint = "choose another port, or declare it under `neighbours:` with policy replace"
+            return [self._taken(owner, read, what, f"pid {port.pid} listens on {port.address}", hint)]
+        return []
+
+    def _publisher(self, read: Facts) -> Owner | None:
+        for container in read[facts.CONTAINERS].values():
+            if self.service.port in container.published:
+                return Owner("container", container.name)
+        return None
 
 
 class ServiceInstalled(_Service):
@@ -308,37 +341,8 @@ class GpusFree(_Service):
             where = ", ".join(str(index) for index in process.gpus if index in self.service.gpus)
             what = f"GPU {where} is held by pid {process.pid} of user {process.user} ({owner})"
             hint = f"ask {process.user}, or declare it in the host file under `neighbours:`"
-            awaits = f"{owner.name} off its old GPUs" if self._is_ours(owner, read) else self._awaited(owner, read)
-            found.append(Blocker(what, f"its command is `{process.command[:120]}`", hint, awaits))
+            found.append(self._taken(owner, read, what, f"its command is `{process.command[:120]}`", hint))
         return [*found, *self._port_taken(read)]
-
-    def _awaited(self, owner: Owner, read: Facts) -> str:
-        """Return what an earlier state provides once this owner, a neighbour to replace, is gone; "" for anybody else."""
-        return next((f"no {name}" for name in sorted(names(owner, read) & self._replaced, key=str)), "")
-
-    def _is_ours(self, owner: Owner, read: Facts) -> bool:
-        return owner.kind == "container" and read[facts.CONTAINERS][owner.name].labels.get("io.lodger.host") == self.host
-
-    def _port_taken(self, read: Facts) -> list[Blocker]:
-        who = owners(read)
-        for port in read[facts.PORTS]:
-            if port.protocol != "tcp" or port.port != self.service.port:
-                continue
-            owner = self._publisher(read) if port.process == "docker-proxy" else who.get(port.pid)
-            if owner is not None and self._is_ours(owner, read):
-                continue
-            what = f"port {self.service.port} is taken by {owner or port.process or 'an unknown process'}"
-            hint = "choose another port, or declare it under `neighbours:` with policy replace"
-            return [
-                Blocker(what, f"pid {port.pid} listens on {port.address}", hint, self._awaited(owner, read) if owner else "")
-            ]
-        return []
-
-    def _publisher(self, read: Facts) -> Owner | None:
-        for container in read[facts.CONTAINERS].values():
-            if self.service.port in container.published:
-                return Owner("container", container.name)
-        return None
 
     def missing(self, read: Facts) -> str:
         """Return who or what is still on the GPUs."""
@@ -381,11 +385,14 @@ class GpusFree(_Service):
 class ServiceReady(_Service):
     """The unit runs this configuration and the service answers at the address of the container that the unit started."""
 
-    def __init__(self, service: Managed, host: str) -> None:
-        """Take the service and its host's name."""
+    def __init__(self, service: Managed, host: str, *, replaced: Sequence[Owner] = ()) -> None:
+        """Take the service, its host's name, and the neighbours that are being replaced."""
         super().__init__(service, host)
+        self._replaced = frozenset(replaced)
         self.name = f"{service.kind}_ready({service.name.removeprefix(f'{service.kind}-')})"
-        self.facts: tuple[Fact[Any], ...] = (facts.MACHINE, facts.CONTAINERS, self._unit, self._serving)
+        # A router has no GPUs whose state would look at its port.
+        port = facts.FOOTPRINT if service.kind == "router" else ()
+        self.facts: tuple[Fact[Any], ...] = (facts.MACHINE, facts.CONTAINERS, self._unit, self._serving, *port)
         self.deadline = service.start
         self.undo_deadline = service.stop
 
@@ -399,6 +406,10 @@ class ServiceReady(_Service):
         if serving.health != 200:
             return f"its health check answers {serving.health or 'nothing'}"
         return ""
+
+    def blockers(self, read: Facts) -> list[Blocker]:
+        """Return who is on a router's port: on the host's own network its answers would be taken for the router's."""
+        return self._port_taken(read) if self.service.kind == "router" else []
 
     def act(self, read: Facts) -> list[Command]:
         """Return the (re)start; nothing for a service that is still starting, which only needs time."""

@@ -849,6 +849,20 @@ def test_a_running_worker_is_not_moved_to_a_port_that_somebody_has() -> None:
     assert whats(moved.blockers(read)) == ["port 30005 is taken by nc"]
 
 
+def test_a_port_that_another_of_ours_has_is_waited_for() -> None:
+    other = container("lodger-worker-b", labels={"io.lodger.host": HOST}, published=(30000,))
+    (blocker,) = FREE.blockers(readings(host(ports=[port(30000, 5, "docker-proxy")], containers=[other])))
+    assert blocker.awaits == "lodger-worker-b off its old GPUs"
+    assert "deploy without worker-a, then with it again" in blocker.hint
+
+
+def test_a_router_does_not_start_on_a_port_that_somebody_has() -> None:
+    state = ServiceReady(router(), HOST)
+    taken = readings(host(ports=[port(router().port, 75, "nc")]))
+    assert whats(state.blockers(taken)) == [f"port {router().port} is taken by nc"]
+    assert READY.blockers(taken) == []
+
+
 def test_gpus_that_another_worker_of_ours_gives_up_first_are_waited_for() -> None:
     """One worker on all GPUs becomes two: whichever GPUs the first keeps, the second gets the rest."""
     wide = replace(worker("a"), gpus=tuple(range(8)), config="c0")
