@@ -19,7 +19,7 @@ from pathlib import Path
 from lodger import cli, transport
 from lodger.command import Command, Result
 
-READS = {"read the facts", "renew the lock", "unlock", "a witness looks", "compare the footprint and unlock"}
+READS = {"read the facts", "renew the lock", "unlock", "a witness looks"}
 DURING = 0.25  # seconds into a command
 
 
