@@ -34,6 +34,7 @@ from lodger.gate import Gates
 from lodger.states.base import Blocker, Check, NoUndo, State, Step
 
 _POLL = 2.0  # seconds between two readings while a state comes true
+_RESTART = 60.0  # seconds that a daemon of the host may take to come back while something is undone
 _SETTLE = 1200.0  # seconds that a command of an earlier run may still take (the longest stop of a worker is 930)
 _ATTEMPTS = 3  # how often a state is acted on again after a lost connection
 
@@ -660,8 +661,7 @@ class Engine:
         start = time.monotonic()
         commands: Sequence[Command] = ()
         try:
-            now = self._fresh([*state.facts, *state.undo_facts])
-            undo = state.undo(run.before, now)
+            undo = self._way_back(run, state)
             if isinstance(undo, NoUndo):
                 self.log.write("kept", state=state.name, reason=undo.reason)
                 return
@@ -684,6 +684,17 @@ class Engine:
             ) from error
         self._mark(run.outcome, StateOutcome(state.name, Mark.UNDONE, time.monotonic() - start))
 
+    def _way_back(self, run: _Progress, state: State) -> Sequence[Command] | NoUndo:
+        """Return the undo of ``state``; what cannot be read while a daemon restarts is read again."""
+        end = time.monotonic() + _RESTART
+        while True:
+            try:
+                return state.undo(run.before, self._fresh([*state.facts, *state.undo_facts]))
+            except facts.Unreadable:
+                if time.monotonic() > end:
+                    raise
+            time.sleep(self.poll)
+
     def _retrying(self, command: Command) -> Result:
         """Run ``command``, again after a lost connection: undo commands may be repeated."""
         for _ in range(_ATTEMPTS):
@@ -694,9 +705,12 @@ class Engine:
         return self.connection.run(command)
 
     def _await_undone(self, run: _Progress, state: State) -> None:
-        end = time.monotonic() + state.undo_deadline
+        end = time.monotonic() + max(state.undo_deadline, _RESTART)
         while True:
-            differs = state.undone(run.before, self._fresh([*state.facts, *state.undo_facts]))
+            try:
+                differs = state.undone(run.before, self._fresh([*state.facts, *state.undo_facts]))
+            except facts.Unreadable as error:  # a daemon that is just restarting
+                differs = str(error)
             if not differs:
                 return
             if time.monotonic() > end:

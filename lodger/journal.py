@@ -27,7 +27,10 @@ def run_id(runbook: str, host: str, now: datetime.datetime | None = None) -> str
 
 
 class Journal:
-    """The open journal of one run. Lines are flushed to disk before :meth:`write` returns."""
+    """The open journal of one run. Lines are flushed to disk before :meth:`write` returns.
+
+    The first line that cannot be written raises LodgerError; those after it are dropped.
+    """
 
     def __init__(self, root: Path, run: str) -> None:
         self.run = run
@@ -36,6 +39,7 @@ class Journal:
         self.path = self.folder / "events.jsonl"
         self._last = FIRST
         self._number = 0
+        self._broken = False
         self._file = self.path.open("ab")
 
     def write(self, event: str, **fields: Any) -> None:
@@ -43,9 +47,17 @@ class Journal:
         line = json.dumps(
             {"n": self._number, "time": _now(), "event": event, **fields, "previous": self._last}, ensure_ascii=False
         ).encode()
-        self._file.write(line + b"\n")
-        self._file.flush()
-        os.fsync(self._file.fileno())
+        if self._broken:
+            return
+        try:
+            self._file.write(line + b"\n")
+            self._file.flush()
+            os.fsync(self._file.fileno())
+        except OSError as error:
+            self._broken = True  # said once: what was begun on the host can still be undone, with no line about it
+            raise LodgerError(
+                "the journal cannot be written", cause=f"{self.path}: {error.strerror}", hint="make room on this machine"
+            ) from error
         self._last = hashlib.sha256(line).hexdigest()
         self._number += 1
 

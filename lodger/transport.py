@@ -103,7 +103,9 @@ def _connection(settings: Mapping[str, list[str]], host: str) -> Connection:
     """Return an unopened Fabric connection for resolved OpenSSH ``settings``, through its jump host where one is named."""
     one = {name: values[0] for name, values in settings.items()}
     keys = [str(path) for value in settings.get("identityfile", []) if (path := Path(value).expanduser()).exists()]
-    gateway: Connection | None = None
+    gateway: Connection | str | None = one.get("proxycommand", "none")
+    if gateway == "none":
+        gateway = None
     jump = one.get("proxyjump", "none")
     if jump != "none":
         before, _, last = jump.rpartition(",")
@@ -211,8 +213,11 @@ class Ssh:
                     self._heard = time.monotonic()
             time.sleep(KEEPALIVE)
 
-    def reconnect(self, patience: float = 120.0) -> None:
-        """Close what is left and connect again, trying for ``patience`` seconds; raise ConnectionFailed at the end."""
+    def reconnect(self, patience: float = 900.0) -> None:
+        """Close what is left and connect again, trying for ``patience`` seconds: a server takes minutes to boot.
+
+        Raises ConnectionFailed at the end, and as soon as the run is asked to stop.
+        """
         self.close()
         end = time.monotonic() + patience
         while True:

@@ -166,7 +166,12 @@ def not_back(was: Standing | None, now: Standing | None) -> str:
         return ""
     if now is None:
         return f"{was.name} no longer exists"
-    if (now.active, now.enabled, now.members) != (was.active, was.enabled, was.members):
+    if was.kind in _SYSTEMCTL and (now.active, now.enabled) != (was.active, was.enabled):
         return f"{was.name} is not as it was (running: {was.active}, starts by itself: {was.enabled})"
+    for name, policy in was.members.items():  # what its owner added meanwhile is nobody's debt
+        if name not in now.members:
+            return f"{name} no longer exists"
+        if now.members[name] != policy:
+            return f"{name} has the restart policy {now.members[name]}, it had {policy}"
     lost = sorted(set(was.running) - set(now.running))
     return f"{lost[0]} is not running again" if lost else ""

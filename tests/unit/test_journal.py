@@ -168,3 +168,14 @@ def test_no_run_writes_into_the_journal_of_another(tmp_path: Path) -> None:
     Journal(tmp_path, "run").close()
     with pytest.raises(FileExistsError):
         Journal(tmp_path, "run")
+
+
+def test_a_journal_that_cannot_be_written_says_so_once_and_lets_the_undo_go_on(tmp_path: Path) -> None:
+    log = journal.Journal(tmp_path, "r")
+    log.write("begin")
+    log._file.close()
+    log._file = Path("/dev/full").open("ab")  # noqa: SIM115  the journal closes it
+    with pytest.raises(LodgerError, match="cannot be written"):
+        log.write("command", state="s")
+    log.write("undo")
+    assert [event["event"] for event in journal.read(log.path)] == ["begin"]

@@ -503,7 +503,7 @@ def test_a_container_is_stopped_and_kept() -> None:
         "docker start qwen38-fp8-sglang",
         "rm -f /var/lib/lodger/replaced/container-qwen38-fp8-sglang.json",
     ]
-    assert "is not as it was" in BY_HAND.undone(with_containers(HAND_MADE), down)
+    assert BY_HAND.undone(with_containers(HAND_MADE), down).endswith("has the restart policy no, it had unless-stopped")
 
 
 # Docker lists the newest first.
