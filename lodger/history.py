@@ -117,7 +117,7 @@ def postmortem(run: str, root: Path = JOURNALS) -> str:
 def outages(events: list[Event]) -> list[tuple[str, datetime.datetime, datetime.datetime | None]]:
     """Return who was down: name, since when, until when (None: not seen to be back within this run).
 
-    Down begins with the first command of the state that stops it, and ends when the state that brings it back is done.
+    Down begins with the first command of the state that stops it, and ends when the state that brings it back is done, or finds it back.
     """
     found: dict[str, tuple[datetime.datetime, datetime.datetime | None]] = {}
     stopping: dict[str, list[str]] = {}
@@ -129,7 +129,7 @@ def outages(events: list[Event]) -> list[tuple[str, datetime.datetime, datetime.
         elif event["event"] == "command" and state in stopping:
             for name in stopping.pop(state):
                 found.setdefault(name, (moment, None))
-        elif event["event"] == "state" and event["outcome"] in {"done", "undone"}:
+        elif event["event"] == "state" and event["outcome"] in {"done", "undone", "satisfied"}:
             for name, (since, until) in found.items():
                 if until is None and _brings_back(state, event["outcome"], name):
                     found[name] = (since, moment)
@@ -143,7 +143,7 @@ def _brings_back(state: str, outcome: str, name: str) -> bool:
         return False
     back = {"neighbour_resumed", "neighbour_restored", "worker_resumed", "worker_ready", "router_ready"}
     undone = {"neighbour_paused", "neighbour_replaced", "service_stopped", "service_installed", "service_gone"}
-    return kind in (back if outcome == "done" else undone)
+    return kind in (undone if outcome == "undone" else back)
 
 
 def _impact(events: list[Event]) -> list[str]:
