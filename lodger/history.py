@@ -117,7 +117,8 @@ def postmortem(run: str, root: Path = JOURNALS) -> str:
 def outages(events: list[Event]) -> list[tuple[str, datetime.datetime, datetime.datetime | None]]:
     """Return who was down: name, since when, until when (None: not seen to be back within this run).
 
-    Down begins with the first command of the state that stops it, and ends when the state that brings it back is done, or finds it back.
+    Down begins with the first command of the state that stops it, and ends when the state that brings it back is done, or
+    finds it back.
     """
     found: dict[str, tuple[datetime.datetime, datetime.datetime | None]] = {}
     stopping: dict[str, list[str]] = {}
