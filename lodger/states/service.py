@@ -466,7 +466,7 @@ _PHASES = (
     (r"server_args=", "starting the engine"),
 )
 _CAUSE = re.compile(
-    r"(torch\.OutOfMemoryError: .*|\w*(?:Error|Exception|PanicException)\b: .*|error: .*|unsatisfied condition: .*"
+    r"(nvidia-container-cli: .*|torch\.OutOfMemoryError: .*|\w*(?:Error|Exception|PanicException)\b: .*|error: .*|unsatisfied condition: .*"
     r"|No module named .*|Address already in use.*|Error response from daemon: .*|Initialization failed.*)"
 )
 
@@ -484,7 +484,9 @@ def phase(log: str) -> str:
 def cause_in(log: str) -> str:
     """Return the line of ``log`` that says why the service ended, "" when none does."""
     for line in reversed(log.splitlines()):
-        match = _CAUSE.search(line)
+        # What a tool inside said stands at the end of a line that begins with what its caller says of it.
+        inner = line.find("nvidia-container-cli: ")
+        match = _CAUSE.search(line, max(inner, 0))
         if match:
             return match[1].strip()[:300]
     return ""

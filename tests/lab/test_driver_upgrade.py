@@ -47,7 +47,7 @@ def changes(before: judge.Snapshot, twin: Twin, *, upgraded: bool) -> list[str]:
     paused = {("program", "aigc-creator"), ("container", "qwen38-fp8-sglang"), ("unit", "nvidia-persistenced.service")}
 
     def of_the_driver(kind: str, name: str) -> bool:
-        return kind in {"gpu", "port"} or (
+        return kind in {"gpu", "port", "boot"} or (
             kind in {"package", "file", "unit"} and ("nvidia" in name or "libcuda" in name or "/dkms" in name)
         )
 

@@ -25,7 +25,7 @@ def deploy(lab: Lab) -> Scenario:
         words=("deploy", "--host", "node1"),
         twin=twin,
         goal=goal,
-        expected=lambda kind, name: (kind, name) in REPLACED["node1"] or kind in {"gpu", "port"},
+        expected=lambda kind, name: (kind, name) in REPLACED["node1"] or kind in {"gpu", "port", "boot"},
         restarted=lambda _kind, _name: False,
     )
 
@@ -59,7 +59,7 @@ def driver_upgrade(lab: Lab) -> Scenario:
 
     def of_the_driver(kind: str, name: str) -> bool:
         mine = ("nvidia", "libcuda", "/dkms", "/var/lib/twin")
-        return kind in {"gpu", "port"} or (kind in {"package", "file", "unit"} and any(word in name for word in mine))
+        return kind in {"gpu", "port", "boot"} or (kind in {"package", "file", "unit"} and any(word in name for word in mine))
 
     return Scenario(
         words=("runbook", "driver-upgrade", "--host", "node1"),
