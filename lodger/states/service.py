@@ -466,8 +466,9 @@ _PHASES = (
     (r"server_args=", "starting the engine"),
 )
 _CAUSE = re.compile(
-    r"(nvidia-container-cli: .*|torch\.OutOfMemoryError: .*|\w*(?:Error|Exception|PanicException)\b: .*|error: .*|unsatisfied condition: .*"
-    r"|No module named .*|Address already in use.*|Error response from daemon: .*|Initialization failed.*)"
+    r"(nvidia-container-cli: .*|torch\.OutOfMemoryError: .*|\w*(?:Error|Exception|PanicException)\b: .*|error: .*"
+    r"|unsatisfied condition: .*|No module named .*|Address already in use.*|Error response from daemon: .*"
+    r"|Initialization failed.*)"
 )
 
 
