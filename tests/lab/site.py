@@ -146,3 +146,13 @@ def foreign_changes(before: Snapshot, after: Snapshot, replaced: frozenset[tuple
         return (kind, name) in replaced or kind in theirs
 
     return judge.difference(before, after, expected=expected)
+
+
+def given_back(before: Snapshot, after: Snapshot, host: str) -> list[str]:
+    """Return what the judge holds against a run after which the host should be as before, its replaced neighbours running again."""
+    return judge.difference(
+        before,
+        after,
+        expected=lambda kind, _: kind == "gpu",
+        restarted=lambda kind, name: (kind, name) in REPLACED[host],
+    )

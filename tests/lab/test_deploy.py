@@ -12,7 +12,7 @@ from lab import judge
 from lab.faults import Fault, fault
 from lab.lab import Lab
 from lab.twin import Twin
-from tests.lab.site import REPLACED, Site, declared, foreign_changes, serves
+from tests.lab.site import REPLACED, Site, declared, foreign_changes, given_back, serves
 
 Fresh = Callable[[str], Twin]
 
@@ -210,13 +210,7 @@ def test_a_first_deploy_that_goes_wrong_leaves_the_host_as_it_was(fresh: Fresh, 
     assert ran.code == 1, str(ran)
     assert "tool_call_parser" in ran.err
     assert serves(twin, 30000)
-    changes = judge.difference(
-        before,
-        judge.snapshot(twin),
-        expected=lambda kind, _: kind == "gpu",
-        restarted=lambda kind, name: (kind, name) in REPLACED["node1"],
-    )
-    assert changes == []
+    assert given_back(before, judge.snapshot(twin), "node1") == []
     assert twin.exec("ls -d /opt/lodger /etc/systemd/system/lodger-*", check=False).stdout == ""
     assert twin.exec("docker ps -aq --filter name=lodger").stdout == ""
 
@@ -238,13 +232,7 @@ def test_rollback_goes_one_release_back_each_time_and_ends_at_the_neighbour(fres
     assert declared(twin, "lodger-worker-a") == ""
     assert running(twin, "qwen38-fp8-sglang")
     assert serves(twin, 30000)
-    changes = judge.difference(
-        before,
-        judge.snapshot(twin),
-        expected=lambda kind, _: kind == "gpu",
-        restarted=lambda kind, name: (kind, name) in REPLACED["node1"],
-    )
-    assert changes == []
+    assert given_back(before, judge.snapshot(twin), "node1") == []
     assert twin.exec("ls -d /opt/lodger /etc/systemd/system/lodger-*", check=False).stdout == ""
 
     ran = site.ops("rollback", "--host", "node1")

@@ -14,7 +14,7 @@ from lab import judge
 from lab.lab import Lab
 from lab.twin import Twin
 from lodger import journal
-from tests.lab.site import REPLACED, Ran, Site, declared, foreign_changes, serves
+from tests.lab.site import REPLACED, Ran, Site, declared, foreign_changes, given_back, serves
 
 Fresh = Callable[[str], Twin]
 
@@ -87,13 +87,7 @@ def test_after_a_killed_first_deploy_a_rollback_gives_the_host_back(fresh: Fresh
 
     assert left(twin) == ""
     assert serves(twin, 30000)
-    changes = judge.difference(
-        before,
-        judge.snapshot(twin),
-        expected=lambda kind, _: kind == "gpu",
-        restarted=lambda kind, name: (kind, name) in REPLACED["node1"],
-    )
-    assert changes == []
+    assert given_back(before, judge.snapshot(twin), "node1") == []
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -109,13 +103,7 @@ def test_a_run_that_is_asked_to_stop_undoes_what_it_did(number: signal.Signals, 
     assert "interrupted" in ran.one["error"]["what"]
     assert left(twin) == ""
     assert serves(twin, 30000)
-    changes = judge.difference(
-        before,
-        judge.snapshot(twin),
-        expected=lambda kind, _: kind == "gpu",
-        restarted=lambda kind, name: (kind, name) in REPLACED["node1"],
-    )
-    assert changes == []
+    assert given_back(before, judge.snapshot(twin), "node1") == []
 
 
 def test_a_dropped_connection_is_made_again_and_the_run_goes_on(fresh: Fresh, site: Site) -> None:
