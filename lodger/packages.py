@@ -52,10 +52,6 @@ class Dpkg:
         mine = [self.packages.get(name) for name in stack(version)]
         return all(one is not None and one.well and one.held and one.version.startswith(version) for one in mine)
 
-    def of_branch(self, number: str) -> list[Package]:
-        """Return the packages of one branch that are there in any state but removed."""
-        return [one for one in self.packages.values() if one.name.endswith(f"-{number}") and one.status[1:2] not in {"n", "c"}]
-
 
 def _dpkg(text: str) -> Dpkg:
     parts = dict(re.findall(r"^@(\w+)\n(.*?)(?=^@|\Z)", text, re.MULTILINE | re.DOTALL))

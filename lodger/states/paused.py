@@ -14,7 +14,7 @@ from lodger.command import Command, quote, run
 from lodger.facts import Fact, Facts
 from lodger.footprint import Owner
 from lodger.states.base import Blocker, NoUndo, State
-from lodger.states.service import Managed, ServiceReady
+from lodger.states.service import UP, Managed, ServiceReady
 from lodger.states.standing import Reading, Standing, not_back
 
 Reached = Callable[[Facts], bool]
@@ -144,7 +144,7 @@ class ServiceStopped(State):
     def missing(self, read: Facts) -> str:
         """Return that it runs."""
         unit = read[self._unit]
-        up = unit is not None and unit.active in {"active", "activating", "reloading", "deactivating"}
+        up = unit is not None and unit.active in UP
         return f"{self._service.name} is running" if up and not self._reached(read) else ""
 
     def stops(self, read: Facts) -> list[str]:

@@ -16,7 +16,7 @@ from lodger.states.base import Blocker, NoUndo, State
 MARK = "# io.lodger.host="
 # What may be in a GPU's memory with nobody on it: the driver's own few MiB, and rounding (MiB).
 _IDLE_MEMORY = 256
-_UP = {"active", "activating", "reloading", "deactivating"}
+UP = {"active", "activating", "reloading", "deactivating"}
 
 
 @dataclass(frozen=True)
@@ -232,7 +232,7 @@ class ServiceInstalled(_Service):
 
     def _was_up(self, before: Facts) -> bool:
         unit = before[facts.UNITS].get(self.service.unit)
-        return unit is not None and unit.active in _UP
+        return unit is not None and unit.active in UP
 
     def undone(self, before: Facts, now: Facts) -> str:
         """Return what is not as it was: files, unit, or the health of what served before."""
@@ -290,7 +290,7 @@ class ServiceGone(_Service):
             return NoUndo("it was not there before")
         back = _install(deployed.current, self.service)
         unit = before[facts.UNITS].get(self.service.unit)
-        up = unit is not None and unit.active in _UP
+        up = unit is not None and unit.active in UP
         return [*back, *([run("systemctl", "start", self.service.unit, why="run it again")] if up else [])]
 
     def undone(self, before: Facts, now: Facts) -> str:
@@ -368,7 +368,7 @@ class GpusFree(_Service):
     def act(self, read: Facts) -> list[Command]:
         """Return the stop of our own outdated worker; of anybody else, nothing."""
         unit = read[self._unit]
-        if self._runs(read) or (unit is not None and unit.active in _UP):
+        if self._runs(read) or (unit is not None and unit.active in UP):
             return [
                 run(
                     "systemctl", "stop", self.service.unit, why="its running requests end first", timeout=self.service.stop + 60
@@ -451,7 +451,7 @@ class ServiceReady(_Service):
         """Return that the new configuration still runs."""
         unit: Unit | None = now[self._unit]
         del before
-        return f"{self.service.unit} is still {unit.active}" if unit is not None and unit.active in _UP else ""
+        return f"{self.service.unit} is still {unit.active}" if unit is not None and unit.active in UP else ""
 
 
 # Log line -> what it means for a person who waits, in the order of a start (recordings: server/worker.log).
