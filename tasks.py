@@ -54,7 +54,10 @@ def deploy(
     revision = checkout.revision()
 
     def plan(one: Host) -> Any:
-        return operate.deploy(fleet, one, book, revision=revision, contained=lambda rev: force or checkout.contains(rev))
+        together = {other.name for other in hosts}
+        return operate.deploy(
+            fleet, one, book, revision=revision, contained=lambda rev: force or checkout.contains(rev), together=together
+        )
 
     if dry_run:
         _show(fleet, hosts, plan, json)
@@ -87,10 +90,14 @@ def rollback(
     fleet = inventory(hosts_dir)
     hosts = chosen(fleet, host)
     book = runbook.load("rollback")
+
+    def plan(one: Host) -> Any:
+        return operate.rollback(fleet, one, book, together={other.name for other in hosts})
+
     if dry_run:
-        _show(fleet, hosts, lambda one: operate.rollback(one, book), json)
+        _show(fleet, hosts, plan, json)
         return
-    plans = {one.name: operate.rollback(one, book) for one in hosts}
+    plans = {one.name: plan(one) for one in hosts}
     finish(runs.carry_out(fleet, hosts, plans, break_lock=break_lock), as_json_array=json)
 
 

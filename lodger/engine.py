@@ -330,8 +330,11 @@ class Engine:
                 continue
             if missing:
                 try:
-                    self._take_turn(step)
-                    self._establish(run, step, read, missing)
+                    if self._take_turn(step):
+                        read = self._fresh(state.facts)  # others changed the pool meanwhile
+                        missing = state.missing(read)
+                    if missing:
+                        self._establish(run, step, read, missing)
                 except (LodgerError, KeyboardInterrupt):
                     self._mark(run.outcome, StateOutcome(state.name, Mark.FAILED, time.monotonic() - start))
                     raise
@@ -342,15 +345,19 @@ class Engine:
                 self.gates.leave(run.plan.host)
         run.outcome.mark = Mark.DONE
 
-    def _take_turn(self, step: Step) -> None:
-        """Wait until no other host of this command restarts something of the same pool."""
+    def _take_turn(self, step: Step) -> bool:
+        """Wait until no other host of this command restarts something of the same pool; return whether that took a while."""
+        waited = False
 
         def waiting(other: str) -> None:
+            nonlocal waited
+            waited = True
             self._stop_if_asked()
             self.report.progress(self.connection.host, f"{step.state.name}: waiting for {other}")
 
         if step.turn:
             self.gates.enter(step.turn, self.connection.host, waiting)
+        return waited
 
     # ------------------------------------------------------------ opening and closing
 

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict
+from types import MappingProxyType
 from typing import Any
 
-from lodger import capacity, facts, paths
-from lodger.command import Transport
+from lodger import capacity, facts, keys, paths
+from lodger.command import Secret, Transport
 from lodger.engine import Ledger, Plan
 from lodger.errors import InventoryError, Refused, StateFailed
 from lodger.facts import Deployed, Fact, Facts
 from lodger.footprint import Owner
 from lodger.inventory import Fleet, Host
-from lodger.render import Release, render
+from lodger.keys import ApiKey
+from lodger.membership import Mate, Seat, header
+from lodger.render import Release, render, url
 from lodger.runbook import Runbook, annotated, expand
 from lodger.serving.smoke import EngineFacts, Expectation
 from lodger.states.base import Step
@@ -23,6 +26,7 @@ from lodger.states.driver import Upgrade
 from lodger.states.neighbour import recorded
 from lodger.states.reboot import Rebooted
 from lodger.states.release import Content, manifest
+from lodger.states.rotation import Place, Roll
 from lodger.states.served import Smoke
 from lodger.states.service import Managed, services
 
@@ -44,6 +48,9 @@ def managed(release: Release) -> dict[str, Managed]:
             gpus=service.gpus,
             start=service.start_timeout_s,
             stop=service.stop_timeout_s,
+            pool=service.pool,
+            listen=service.listen,
+            identity=service.identity,
         )
         for service in release.services
     }
@@ -84,7 +91,13 @@ def learning(fleet: Fleet, host: Host, service: str) -> Learn:
     return learn
 
 
-def smoke(expected: Mapping[str, Any], say: Callable[[str], None] = lambda _: None, learn: Learn = lambda _: "") -> Smoke:
+def smoke(
+    expected: Mapping[str, Any],
+    say: Callable[[str], None] = lambda _: None,
+    learn: Learn = lambda _: "",
+    *,
+    key: Secret | None = None,
+) -> Smoke:
     """Return the smoke checks as an action of a state: they raise StateFailed, or return one line with a chat reply."""
     wanted = expectation(expected)
 
@@ -92,7 +105,7 @@ def smoke(expected: Mapping[str, Any], say: Callable[[str], None] = lambda _: No
         from lodger.serving.client import Client  # noqa: PLC0415  httpx takes its time, and most tasks do without
         from lodger.serving.smoke import smoke as ask  # noqa: PLC0415
 
-        with transport.forward(address, port) as local, Client(f"http://127.0.0.1:{local}") as client:
+        with transport.forward(address, port) as local, Client(f"http://127.0.0.1:{local}", key) as client:
             report = ask(client, wanted, progress=lambda check: progress(f"{check.name}: {check.detail}"))
         for check in report.failures:
             raise StateFailed(f"smoke check `{check.name}` failed: {check.detail}", hint=f"the setting is {check.setting}")
@@ -114,10 +127,54 @@ def neighbours(host: Host) -> dict[Owner, int]:
     }
 
 
-def turns(host: Host) -> dict[str, str]:
-    """Return service -> pool: within a pool only one host at a time restarts."""
+def turns(host: Host, gone: Mapping[str, Managed] = MappingProxyType({})) -> dict[str, str]:
+    """Return service -> pool, those of ``gone`` too: within a pool only one host at a time restarts."""
     pools = {f"worker-{name}": worker.pool for name, worker in host.workers.items()}
-    return pools | ({"router": f"router of {host.router.pool}"} if host.router else {})
+    pools |= {name: service.pool for name, service in gone.items() if service.pool}
+    return pools | ({"router": host.router.pool} if host.router else {})
+
+
+def place(fleet: Fleet, host: Host, service: Managed, together: Collection[str] = ()) -> Place:
+    """Return where a worker on ``host`` stands in its pool; ``together`` are the hosts that the same command changes."""
+    if service.kind != "worker" or service.pool not in fleet.pools:
+        return Place()
+
+    def own(seen_from: str) -> str:
+        return url(seen_from, host, service.listen, service.port)
+
+    mates = [
+        Mate(f"worker {worker.name} on {other.name}", url(host.name, other, worker.listen, worker.port), other.name in together)
+        for other, worker in fleet.pool_workers(service.pool)
+        if (other.name, worker.port) != (host.name, service.port)
+    ]
+    seats = [
+        Seat(url(host.name, other, other.router.listen, other.router.port), own(other.name))
+        for _, other in sorted(fleet.hosts.items())
+        if other.router is not None and other.router.pool == service.pool
+    ]
+    return Place(own(host.name), tuple(seats), tuple(mates), _header(fleet, service.pool))
+
+
+def roll(fleet: Fleet, host: Host) -> Roll | None:
+    """Return who is to stand behind the router of ``host``, None where it has none."""
+    if host.router is None:
+        return None
+    members = {
+        url(host.name, other, worker.listen, worker.port): f"worker {worker.name} on {other.name}"
+        for other, worker in fleet.pool_workers(host.router.pool)
+    }
+    here = url(host.name, host, host.router.listen, host.router.port)
+    return Roll(here, members, _header(fleet, host.router.pool))
+
+
+def _header(fleet: Fleet, pool: str) -> str:
+    return header(pool, keyed=fleet.pools[pool].api_key_file is not None)
+
+
+def pool_keys(fleet: Fleet, host: Host) -> tuple[ApiKey, ...]:
+    """Return the keys of the pools that have a worker or router on ``host``."""
+    pools = {worker.pool for worker in host.workers.values()} | ({host.router.pool} if host.router else set())
+    return tuple(key for pool in sorted(pools) if (key := keys.of(fleet, pool)) is not None)
 
 
 def deploy(
@@ -128,8 +185,9 @@ def deploy(
     revision: str,
     contained: Callable[[str], bool],
     say: Callable[[str], None] = lambda _: None,
+    together: Collection[str] = (),
 ) -> Plan:
-    """Return the plan that makes ``host`` serve what the inventory says.
+    """Return the plan that makes ``host`` serve what the inventory says; ``together`` are the hosts of the same command.
 
     ``contained(revision)`` says whether this checkout has the deployed revision; where it has not, the plan refuses.
     """
@@ -157,10 +215,13 @@ def deploy(
                 name: (f"{host.models_dir}/{fleet.models[name].directory}", fleet.models[name].size_bytes) for name in models
             },
             image_room=dict.fromkeys(engine_images, _ENGINE_IMAGE_ROOM),
-            turns=turns(host),
+            turns=turns(host, gone),
             neighbours=neighbours(host),
             replaced=tuple((n.kind, name) for name, n in host.neighbours.items() if n.policy == "replace"),
-            smoke=lambda name: smoke(expected[name], say, learning(fleet, host, name)),
+            smoke=lambda name: smoke(expected[name], say, learning(fleet, host, name), key=secret(fleet, expected[name])),
+            places={name: place(fleet, host, service, together) for name, service in {**gone, **wanted}.items()},
+            roll=roll(fleet, host),
+            keys=pool_keys(fleet, host),
         )
 
     def build(read: Facts, ledger: Ledger | None) -> tuple[list[Step], Mapping[str, Any]]:
@@ -198,7 +259,15 @@ def installed(deployed: Deployed) -> dict[str, Managed]:
     return {**services(deployed, deployed.current), **found}
 
 
-def rollback(host: Host, runbook: Runbook, *, say: Callable[[str], None] = lambda _: None) -> Plan:
+def secret(fleet: Fleet, expected: Mapping[str, Any]) -> Secret | None:
+    """Return the key that the worker with these expectations asks for, None for none."""
+    key = keys.of(fleet, expected["pool"]) if expected.get("pool") in fleet.pools else None
+    return key.secret if key is not None else None
+
+
+def rollback(
+    fleet: Fleet, host: Host, runbook: Runbook, *, say: Callable[[str], None] = lambda _: None, together: Collection[str] = ()
+) -> Plan:
     """Return the plan that goes one release back: to the last but one of the host's history, or to nothing.
 
     After a deploy that was cut off the target is what served before it. A rollback that was cut off keeps its target.
@@ -215,18 +284,21 @@ def rollback(host: Host, runbook: Runbook, *, say: Callable[[str], None] = lambd
             raise Refused("there is nothing to roll back", cause="no release is recorded on this host")
         wanted = services(deployed, target)
         expected = deployed.manifest(target).get("smoke", {}) if target else {}
+        gone = {name: service for name, service in present.items() if name not in wanted}
         at = Situation(
             host=host.name,
             release=target,
             services=wanted,
             history=history,
-            turns=turns(host),
-            gone={name: service for name, service in present.items() if name not in wanted},
+            turns=turns(host, gone),
+            gone=gone,
             neighbours=neighbours(host),
             replaced=tuple((n.kind, name) for name, n in host.neighbours.items() if n.policy == "replace"),
             # What only a deploy that was cut off had replaced does not wait for the last rollback.
             records=tuple(record for record in records if not target or record not in owed_before),
-            smoke=lambda name: smoke(expected.get(name, {}), say),
+            smoke=lambda name: smoke(expected.get(name, {}), say, key=secret(fleet, expected.get(name, {}))),
+            places={name: place(fleet, host, service, together) for name, service in {**gone, **wanted}.items()},
+            roll=roll(fleet, host),
         )
         return expand(runbook, at), {"history": list(history)}
 
@@ -257,7 +329,8 @@ def maintenance(fleet: Fleet, host: Host, runbook: Runbook, *, now: bool = False
             gpu_memory=host.gpus.memory_mib,
             turns=turns(host),
             neighbours=neighbours(host),
-            smoke=lambda name: smoke(expected.get(name, {})),
+            smoke=lambda name: smoke(expected.get(name, {}), key=secret(fleet, expected.get(name, {}))),
+            places={name: place(fleet, host, service) for name, service in serving.items()},
             upgrade=goal,
             pausable=pausable,
             warned=tuple(Notice(name, n.warn.command, n.warn.minutes) for name, n in host.neighbours.items() if n.warn),

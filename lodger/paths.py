@@ -14,6 +14,7 @@ VAR = "/var/lib/lodger"
 LEDGER = f"{VAR}/unfinished.json"
 LOCK = f"{VAR}/lock"
 IMAGES = f"{VAR}/images"
+KEYS = "/etc/lodger/keys"
 
 
 def write(path: str, content: str, why: str, mode: str = "0644") -> Command:

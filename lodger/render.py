@@ -8,17 +8,19 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from types import MappingProxyType
 from typing import Literal
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from lodger import paths
+from lodger import keys, paths
 from lodger.errors import InventoryError
 from lodger.inventory import Fleet, Host, Router, Worker
+from lodger.keys import ApiKey
 
 _TEMPLATES = Path(__file__).parent.parent / "templates"
 _PREPARE_S = 300  # waiting for Docker and clearing a leftover, before the engine itself starts
@@ -40,7 +42,8 @@ class Service:
 
     ``container`` is also the Compose project's name, ``image`` its reference by digest, ``port`` where it listens on the
     host, ``gpus`` the GPUs it has to itself. ``config_hash`` covers the service's own files without the label that
-    carries it. The time-outs are for its slowest start and its longest stop, in seconds.
+    carries it. The time-outs are for its slowest start and its longest stop, in seconds. ``listen`` is the address of
+    ``port``; ``identity`` is what a worker of its pool tells of itself, by the names of /server_info.
     """
 
     name: str
@@ -54,6 +57,9 @@ class Service:
     gpus: tuple[int, ...]
     start_timeout_s: int
     stop_timeout_s: int
+    pool: str
+    listen: str
+    identity: Mapping[str, str]
 
 
 @dataclass(frozen=True)
@@ -87,14 +93,14 @@ def render(fleet: Fleet, host: Host) -> Release:
 
 def worker_urls(fleet: Fleet, host: Host, pool: str) -> tuple[str, ...]:
     """Return the URLs at which a router on ``host`` reaches each worker of a pool, ordered by host and worker."""
-    urls = []
-    for other, worker in fleet.pool_workers(pool):
-        if other.name != host.name:
-            address = other.service_address or other.address
-        else:
-            address = "127.0.0.1" if worker.listen == "0.0.0.0" else worker.listen  # noqa: S104  # compared, not bound
-        urls.append(f"http://{f'[{address}]' if ':' in address else address}:{worker.port}")
-    return tuple(urls)
+    return tuple(url(host.name, other, worker.listen, worker.port) for other, worker in fleet.pool_workers(pool))
+
+
+def url(seen_from: str, host: Host, listen: str, port: int) -> str:
+    """Return the URL at which a program on the host ``seen_from`` reaches what listens on ``host``."""
+    here = "127.0.0.1" if listen == "0.0.0.0" else listen  # noqa: S104  # compared, not bound
+    address = here if host.name == seen_from else host.service_address or host.address
+    return f"http://{f'[{address}]' if ':' in address else address}:{port}"
 
 
 def _worker(fleet: Fleet, host: Host, worker: Worker) -> Service:
@@ -122,6 +128,17 @@ def _worker(fleet: Fleet, host: Host, worker: Worker) -> Service:
             "draft_model": draft_model,
             "image": image,
         },
+        key=keys.of(fleet, pool.name),
+        pool=pool.name,
+        listen=worker.listen,
+        identity={
+            "served_model_name": model.served_name or pool.model,
+            "model_path": f"/models/{model.directory}",
+            "weight_version": model.revision or "default",
+            "context_length": str(engine.context_length),
+            "reasoning_parser": engine.reasoning_parser or "null",
+            "tool_call_parser": engine.tool_call_parser or "null",
+        },
     )
 
 
@@ -143,6 +160,12 @@ def _router(fleet: Fleet, host: Host, router: Router) -> Service:
         restart_delay_s=router.restart_delay_s,
         description=f"Lodger router on {host.name} (pool {pool.name})",
         context={"host": host, "router": router, "pool": pool, "image": image, "worker_urls": urls},
+        # Who is behind it changes while it runs: its file says it for the next start, and that is no reason for one.
+        changing={"worker_urls": ()},
+        key=keys.of(fleet, pool.name),
+        pool=pool.name,
+        listen=router.listen,
+        identity={},
     )
 
 
@@ -159,6 +182,11 @@ def _service(
     restart_delay_s: int,
     description: str,
     context: dict[str, object],
+    key: ApiKey | None,
+    pool: str,
+    listen: str,
+    identity: Mapping[str, str],
+    changing: Mapping[str, object] = MappingProxyType({}),
 ) -> Service:
     full_name = f"lodger-{name}"
     compose_path = f"{name}/compose.yml"
@@ -180,10 +208,13 @@ def _service(
     )
     compose = _environment(_compose_value).get_template(f"{kind}.compose.yml.j2")
 
-    def files(config: str) -> tuple[File, ...]:
-        return File(compose_path, compose.render(context, name=full_name, config=config)), unit_file
+    context |= {"name": full_name, "service": name, "key": key, "services": paths.SERVICES, "keys": paths.KEYS}
+    starter = (File(f"{name}/keyed.py", (_TEMPLATES / "keyed.py").read_text(encoding="utf-8")),) if key else ()
 
-    config_hash = _hash(files(""))
+    def files(config: str, **other: object) -> tuple[File, ...]:
+        return File(compose_path, compose.render({**context, **other}, config=config)), unit_file, *starter
+
+    config_hash = _hash(files("", **changing))
     return Service(
         name=name,
         kind=kind,
@@ -196,6 +227,9 @@ def _service(
         gpus=gpus,
         start_timeout_s=start_timeout_s,
         stop_timeout_s=stop_timeout_s,
+        pool=pool,
+        listen=listen,
+        identity=identity,
     )
 
 

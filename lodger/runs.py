@@ -312,9 +312,9 @@ def smoke(fleet: Fleet, host: Host, only: str | None) -> Outcome:
             start = time.monotonic()
             try:
                 serving = operate.serving(connection, host, name)
-                said = operate.smoke(expected[name], learn=operate.learning(fleet, host, name))(
-                    connection, *serving, lambda text: report.progress(host.name, text)
-                )
+                key = operate.secret(fleet, expected[name])
+                ask = operate.smoke(expected[name], learn=operate.learning(fleet, host, name), key=key)
+                said = ask(connection, *serving, lambda text: report.progress(host.name, text))
             except StateFailed as error:
                 failure = failure or error
                 outcome.states.append(StateOutcome(name, Mark.FAILED, time.monotonic() - start, error.what))

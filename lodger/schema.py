@@ -257,6 +257,8 @@ class Pool(Engine, _Named):
     """The engine's image, by its name under `images`."""
     model: Label
     """The model served, by its name under `models`."""
+    api_key_file: Value | None = None
+    """File with the key that workers and routers ask for, on the operator's machine, beside this file or an absolute path."""
     router_image: Label | None = None
     """The router's image; a pool without router needs none."""
     routing: Routing = Routing()

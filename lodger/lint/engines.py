@@ -340,7 +340,7 @@ def secret_on_the_command_line(view: View) -> Iterator[Hit]:
                 yield Hit(
                     served.at("extra_args", position),
                     f"{flag} stands in the compose file, in `ps` and in git, and /server_info tells it in clear",
-                    "keep the port on a private network (`listen:`), and let what stands before it ask for keys",
+                    "take it out, and name a file with the key in the pool's `api_key_file`",
                 )
 
 

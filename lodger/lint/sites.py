@@ -131,17 +131,27 @@ def _ports(host: str, view: View) -> Iterator[tuple[tuple[str, ...], int]]:
         "workers: {a: {listen: 8.8.4.4}}",
         "router: {pool: p, port: 30002, prometheus_port: 29000, listen: 0.0.0.0}",
         "router: {pool: p, port: 30002, prometheus_port: 29000, listen: 10.0.0.1, prometheus_listen: 0.0.0.0}",
+        "pools: {p: {api_key_file: p.key}}\nrouter: {pool: p, port: 30002, prometheus_port: 29000, prometheus_listen: 0.0.0.0}",
     ],
-    good=["workers: {a: {listen: 127.0.0.1}}", "workers: {a: {listen: 192.168.7.4}}", _ROUTER],
+    good=[
+        "workers: {a: {listen: 127.0.0.1}}",
+        "workers: {a: {listen: 192.168.7.4}}",
+        "pools: {p: {api_key_file: p.key}}\nworkers: {a: {listen: 0.0.0.0}}",
+        _ROUTER,
+    ],
 )
 def open_to_everybody(view: View) -> Iterator[Hit]:
     """A port is open on every address of the host, and nothing behind it asks for a key."""
+    keyed = {name for name, pool in view.fleet.pools.items() if pool.api_key_file is not None}
     for host in view.hosts:
         doors: list[tuple[tuple[str, ...], str, str]] = [
-            (("workers", name, "listen"), worker.listen, "its control endpoints") for name, worker in host.workers.items()
+            (("workers", name, "listen"), worker.listen, "its control endpoints")
+            for name, worker in host.workers.items()
+            if worker.pool not in keyed
         ]
         if host.router:
-            doors.append((("router", "listen"), host.router.listen, "its list of workers"))
+            if host.router.pool not in keyed:
+                doors.append((("router", "listen"), host.router.listen, "its list of workers"))
             doors.append((("router", "prometheus_listen"), host.router.prometheus_listen, "the names of all workers"))
         for loc, listen, what in doors:
             address = ipaddress.ip_address(listen)
@@ -149,7 +159,7 @@ def open_to_everybody(view: View) -> Iterator[Hit]:
                 yield Hit(
                     Place(loc, host.name),
                     f"{listen} lets everybody who reaches {host.name} use the model and {what}: no key is asked for",
-                    f"{loc[-1]}: the host's address on the private network",
+                    f"{loc[-1]}: the host's address on the private network; or a key, the pool's `api_key_file`",
                 )
 
 

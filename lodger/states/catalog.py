@@ -12,14 +12,17 @@ from typing import Any
 
 from lodger.facts import Fact
 from lodger.footprint import Owner
+from lodger.keys import ApiKey
 from lodger.states.base import State
 from lodger.states.driver import DpkgFree, DriverInstalled, DriverLoaded, GpusReleased, PackagesCached, Upgrade, UpgradePossible
 from lodger.states.host import HostFit
 from lodger.states.image import ImagePresent, WeightsPresent
+from lodger.states.key import KeyInPlace
 from lodger.states.neighbour import NeighbourReplaced, NeighbourRestored
 from lodger.states.paused import NeighbourPaused, NeighbourResumed, NeighbourWarned, Reached, ServiceResumed, ServiceStopped
 from lodger.states.reboot import Rebooted
 from lodger.states.release import Content, Pruned, ReleaseCurrent, ReleaseStaged
+from lodger.states.rotation import LeaverDrained, Place, PoolComplete, Roll, WorkerDrained, WorkerJoined
 from lodger.states.served import Smoke, Smoked
 from lodger.states.service import GpusFree, Managed, ServiceGone, ServiceInstalled, ServiceReady
 from lodger.states.standing import Standing
@@ -43,7 +46,8 @@ class Situation:
     name -> (folder, bytes), ``image_room`` reference -> bytes, ``neighbours`` those that may share GPUs (owner ->
     promised MiB), ``replaced`` (kind, name) of those to take down, ``records`` those to bring back, ``pausable`` (kind,
     name) of those that may be stopped for a while, ``warned`` whom to tell, ``reached`` (which reads ``reads``) whether what
-    they are stopped for is done.
+    they are stopped for is done; ``places`` worker -> its place in its pool, ``roll`` who stands behind the host's router,
+    ``keys`` of the pools that it serves.
     """
 
     host: str
@@ -69,6 +73,9 @@ class Situation:
     warned: tuple[Notice, ...] = ()
     reached: Reached = lambda _: False
     reads: tuple[Fact[Any], ...] = ()
+    places: Mapping[str, Place] = field(default_factory=dict)
+    roll: Roll | None = None
+    keys: tuple[ApiKey, ...] = ()
 
 
 def _host_fit(at: Situation, _: Any) -> State:
@@ -108,6 +115,16 @@ def _upgrade(at: Situation) -> Upgrade:
     return at.upgrade
 
 
+def _place(at: Situation, service: Managed) -> Place:
+    return at.places.get(service.name, Place())
+
+
+def _pool_complete(at: Situation, _: Any) -> State:
+    if at.roll is None:
+        raise LookupError("pool_complete needs to know who stands behind the router")
+    return PoolComplete(at.roll)
+
+
 # Name in a runbook -> (what it is repeated for, how one is made). "" stands once.
 CATALOG: Mapping[str, tuple[str, Callable[[Situation, Any], State]]] = {
     "host_fit": ("", _host_fit),
@@ -117,6 +134,14 @@ CATALOG: Mapping[str, tuple[str, Callable[[Situation, Any], State]]] = {
     "neighbour_replaced": ("replaced neighbour", lambda _, item: NeighbourReplaced(*item)),
     "neighbour_restored": ("recorded neighbour", lambda _, item: NeighbourRestored(item)),
     "service_gone": ("service that is no longer wanted", lambda at, item: ServiceGone(item, at.host)),
+    "key_in_place": ("key", lambda _, item: KeyInPlace(item)),
+    "leaver_drained": (
+        "service that is no longer wanted",
+        lambda at, item: LeaverDrained(item, at.host, _place(at, item)),
+    ),
+    "worker_drained": ("worker", lambda at, item: WorkerDrained(item, at.host, _place(at, item))),
+    "worker_joined": ("worker", lambda at, item: WorkerJoined(item, at.host, _place(at, item))),
+    "pool_complete": ("router", _pool_complete),
     "service_installed": ("service", lambda at, item: ServiceInstalled(item, at.host, at.release)),
     "gpus_free": ("worker", _gpus_free),
     "worker_ready": ("worker", lambda at, item: ServiceReady(item, at.host)),
@@ -158,5 +183,6 @@ def items(at: Situation, each: str) -> list[Any]:
         "pausable neighbour": list(at.pausable),
         "warned neighbour": list(at.warned),
         "service": [*workers, *routers],
+        "key": list(at.keys),
     }
     return choice[each]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from lodger import facts, paths
@@ -23,7 +23,8 @@ UP = {"active", "activating", "reloading", "deactivating"}
 class Managed:
     """A service as a release defines it; kept in the release's manifest, so that a rollback needs no inventory.
 
-    ``config`` is the hash of its own files, ``gpus`` the numbers it uses, ``stop`` and ``start`` its longest (s).
+    ``config`` is the hash of its own files, ``gpus`` the numbers it uses, ``stop`` and ``start`` its longest (s). ``pool``
+    it serves in, ``listen`` the address of its port, ``identity`` what it serves by the names of /server_info.
     """
 
     name: str
@@ -36,6 +37,9 @@ class Managed:
     gpus: tuple[int, ...]
     start: float
     stop: float
+    pool: str = ""
+    listen: str = "0.0.0.0"  # noqa: S104  # a manifest of before says nothing else
+    identity: Mapping[str, str] = field(default_factory=dict)
 
     @staticmethod
     def load(data: Mapping[str, Any]) -> Managed:
@@ -96,7 +100,7 @@ def _remove(service: Managed) -> list[Command]:
     ]
 
 
-class _Service(State):
+class ServiceState(State):
     """What the states of one service share: its unit, its container by label, its readiness."""
 
     def __init__(self, service: Managed, host: str) -> None:
@@ -150,7 +154,7 @@ class _Service(State):
         return None
 
 
-class ServiceInstalled(_Service):
+class ServiceInstalled(ServiceState):
     """The unit and the link to its files are those of the release, and it starts at boot. What runs is not touched.
 
     Its undo puts the previous files back and sees to it that what ran before is running and healthy again: it stands
@@ -252,7 +256,7 @@ class ServiceInstalled(_Service):
         return "" if serving.health == 200 or before[self._serving].health != 200 else f"{was.name} is not ready again"
 
 
-class ServiceGone(_Service):
+class ServiceGone(ServiceState):
     """A service of an earlier release that the new one does not have is stopped and removed, unit and container."""
 
     def __init__(self, service: Managed, host: str) -> None:
@@ -301,7 +305,7 @@ class ServiceGone(_Service):
         return ""
 
 
-class GpusFree(_Service):
+class GpusFree(ServiceState):
     """The worker's GPUs are its own: the right configuration runs on them already, or nobody but declared neighbours is there.
 
     The engine sizes its pools from the memory free at its start, and says nothing when that is too little, so the
@@ -382,7 +386,7 @@ class GpusFree(_Service):
         return NoUndo("service_installed starts it again with its previous files")
 
 
-class ServiceReady(_Service):
+class ServiceReady(ServiceState):
     """The unit runs this configuration and the service answers at the address of the container that the unit started."""
 
     def __init__(self, service: Managed, host: str, *, replaced: Sequence[Owner] = ()) -> None:

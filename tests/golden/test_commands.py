@@ -16,6 +16,7 @@ from lodger.facts import Facts
 from lodger.inventory import Fleet
 from lodger.render import render
 from lodger.states.base import Step
+from lodger.states.rotation import Place, PoolComplete
 from tests.unit.readings import (
     base,
     captured,
@@ -69,6 +70,13 @@ def test_deploy_on_a_fresh_host(name: str, fleet: Fleet, golden: Golden) -> None
             (facts.folder_fact(f"{host.models_dir}/{model.directory}").name, f"yes\n{model.size_bytes or 1}\n")
             for model in fleet.models.values()
         ),
+        *(
+            (fact.name, "")
+            for service in operate.managed(render(fleet, host)).values()
+            for place in (operate.place(fleet, host, service),)
+            for fact in (place.rotation, place.identities)
+        ),
+        *((fact.name, "") for roll in filter(None, [operate.roll(fleet, host)]) for fact in PoolComplete(roll).facts),
     ]
     read = Facts({**read.sections, **{fact: (0, text) for fact, text in there}}, name)
     steps, _ = plan.build(read, None)
@@ -79,7 +87,7 @@ def test_deploy_on_a_fresh_host(name: str, fleet: Fleet, golden: Golden) -> None
 
 def test_rollback_to_nothing_brings_the_replaced_neighbour_back(fleet: Fleet, golden: Golden) -> None:
     read = captured("deployed")
-    steps, _ = operate.rollback(fleet.hosts["node1"], runbook.load("rollback")).build(read, None)
+    steps, _ = operate.rollback(fleet, fleet.hosts["node1"], runbook.load("rollback")).build(read, None)
     golden("commands/rollback-to-nothing", {"plan.txt": shown(steps, read, {})})
 
 
@@ -88,7 +96,7 @@ def test_rollback_to_the_release_before(fleet: Fleet, golden: Golden) -> None:
     files = installed("0a01", before) | installed("0b02", after)
     now = deployed(("0a01", "0b02"), links={"worker-a": "0b02"}, files=files)
     engine = in_container(90, ours(after), devices=on_gpus(0, 1, 2, 3))
-    plan = operate.rollback(fleet.hosts["node1"], runbook.load("rollback"))
+    plan = operate.rollback(fleet, fleet.hosts["node1"], runbook.load("rollback"))
     read = readings(
         base(deployed=now, containers=[ours(after)], units=[unit(after.unit)], processes=[engine])
         | {
@@ -98,6 +106,8 @@ def test_rollback_to_the_release_before(fleet: Fleet, golden: Golden) -> None:
             facts.serving_fact(after.container, after.unit, "node1"): serving(config="c2"),
             facts.images_fact([before.image]): {before.image: True},
             facts.disk_fact("/var/lib/docker"): facts.Disk(2**40, True),
+            Place().rotation: {},
+            Place().identities: {},
         }
     )
     steps, _ = plan.build(read, None)

@@ -35,8 +35,9 @@ def test_it_knows_the_workers_of_its_pool_and_nobody_else(
     host: Host, fleet: Fleet, router: Router, inventory_host: lodger.inventory.Host, params: Mapping[str, Any]
 ) -> None:
     """``hosts`` among the parameters narrows down whose workers have to be there already; without it, everybody's."""
+    key = f"-H @/etc/lodger/keys/{router.pool}" if fleet.pools[router.pool].api_key_file else ""
     listed = json.loads(
-        host.check_output("curl -sf --noproxy '*' --max-time 20 %s", at(router.listen, router.port) + "/workers")
+        host.check_output(f"curl -sf --noproxy '*' --max-time 20 {key} %s", at(router.listen, router.port) + "/workers")
     )
     healthy = {(urlsplit(w["url"]).hostname, urlsplit(w["url"]).port) for w in listed["workers"] if w["is_healthy"]}
     unwell = [w["url"] for w in listed["workers"] if not w["is_healthy"]]

@@ -128,10 +128,13 @@ def test_it_is_healthy_at_its_own_address(host: Host, worker: Worker, container:
     assert status == "200", f"{url} answers {status}"
 
 
-def test_as_many_requests_run_at_once_as_declared(host: Host, worker: Worker, engine: Engine, container: Inspected) -> None:
+def test_as_many_requests_run_at_once_as_declared(
+    host: Host, fleet: Fleet, worker: Worker, engine: Engine, container: Inspected
+) -> None:
     # Only this figure leaves the host: the rest of /server_info holds the server's keys.
+    key = f"-H @/etc/lodger/keys/{worker.pool}" if fleet.pools[worker.pool].api_key_file else ""
     told = host.run(
-        "curl -s --noproxy '*' --max-time 30 %s | grep -o '\"effective_max_running_requests_per_dp\": *[0-9]*'",
+        f"curl -s --noproxy '*' --max-time 30 {key} %s | grep -o '\"effective_max_running_requests_per_dp\": *[0-9]*'",
         f"http://{address(container)}:{worker.port}/server_info",
     ).stdout
     running = sum(int(line.rpartition(":")[2]) for line in told.splitlines())

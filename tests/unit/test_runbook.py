@@ -6,11 +6,14 @@ from pathlib import Path
 import pytest
 
 from lodger import runbook
+from lodger.command import Secret
 from lodger.errors import UsageError
 from lodger.footprint import Owner
+from lodger.keys import ApiKey
 from lodger.runbook import Block, Runbook, expand, names, parse
 from lodger.states.catalog import CATALOG, Notice, Situation, items
 from lodger.states.driver import Upgrade
+from lodger.states.rotation import Roll
 from lodger.states.standing import Standing
 from tests.unit.readings import router, worker
 
@@ -151,7 +154,7 @@ AT = Situation(
     services={"worker-a": A, "worker-b": B, "router": ROUTER},
     gone={"worker-old": OLD},
     models={"m": ("/data/models/M", 10)},
-    turns={"worker-a": "qwen38", "worker-b": "qwen38", "router": "router of qwen38"},
+    turns={"worker-a": "qwen38", "worker-b": "qwen38", "router": "qwen38"},
     neighbours={Owner("program", "aigc"): 1024},
     replaced=(("unit", "vllm-qwen.service"),),
     records=(Standing("container", "old-sglang", True, True),),
@@ -159,6 +162,8 @@ AT = Situation(
     upgrade=Upgrade("node2", "580.126.09", 8, {}),
     pausable=(("program", "aigc"),),
     warned=(Notice("aigc", "wall soon", 5),),
+    roll=Roll("http://127.0.0.1:30002"),
+    keys=(ApiKey("qwen38", Secret("k" * 32)),),
 )
 
 
@@ -177,18 +182,25 @@ def test_deploy_finishes_one_worker_before_the_next_and_the_release_last() -> No
         "image_present(sglang)",
         "weights_present(m)",
         "release_staged",
+        "key_in_place(qwen38)",
+        "leaver_drained(worker-old)",
         "service_gone(worker-old)",
         "neighbour_replaced(vllm-qwen.service)",
+        "worker_drained(a)",
         "service_installed(worker-a)",
         "gpus_free(worker-a)",
         "worker_ready(a)",
         "smoke_passed(a)",
+        "worker_joined(a)",
+        "worker_drained(b)",
         "service_installed(worker-b)",
         "gpus_free(worker-b)",
         "worker_ready(b)",
         "smoke_passed(b)",
+        "worker_joined(b)",
         "service_installed(router)",
         "router_ready(router)",
+        "pool_complete",
         "release_current",
         "old_releases_pruned",
     ]
@@ -204,9 +216,9 @@ def test_turns_are_taken_for_each_service_and_given_back_after_its_last_state() 
     steps = {step.state.name: step for step in expand(runbook.load("deploy"), AT)}
     assert {step.turn for name, step in steps.items() if "(a)" in name or "(worker-a)" in name} == {"qwen38"}
     assert [name for name, step in steps.items() if step.last_of_turn] == [
-        "smoke_passed(a)",
-        "smoke_passed(b)",
-        "router_ready(router)",
+        "worker_joined(a)",
+        "worker_joined(b)",
+        "pool_complete",
     ]
     assert steps["release_staged"].turn == ""
     assert steps["service_gone(worker-old)"].turn == ""
@@ -214,7 +226,7 @@ def test_turns_are_taken_for_each_service_and_given_back_after_its_last_state() 
 
 def test_witnesses_are_asked_after_the_last_state_of_their_group() -> None:
     steps = {step.state.name: step for step in expand(runbook.load("deploy"), AT)}
-    assert steps["smoke_passed(a)"].witnesses == ("test_worker.py",)
+    assert steps["worker_joined(a)"].witnesses == ("test_worker.py",)
     assert steps["worker_ready(a)"].witnesses == ()
     assert steps["release_current"].heading == "The release is recorded"
 

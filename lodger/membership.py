@@ -1,0 +1,155 @@
+"""Who is behind a pool's routers, read from any host of the pool: what each router lists, and what each worker serves.
+
+Shapes and behaviour are those of sglang-router 0.2.4, tried with the real program: a worker that is taken off the list
+gets no new request while its running streams go on to their end; putting it back takes less than a second; putting it
+there twice is the same as once. A worker that the router still waits for is on no list, and stays awaited.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from urllib.parse import quote as percent
+
+from lodger import paths
+from lodger.command import Command, quote
+from lodger.facts import Fact
+
+Rotation = Mapping[str, Mapping[str, bool] | None]
+"""Router's URL -> worker's URL -> whether the router counts it as healthy; None for a router that does not answer."""
+
+Identities = Mapping[str, Mapping[str, str]]
+"""Worker's URL -> what it serves, by the names of /server_info; empty for one that does not answer."""
+
+# What must be the same for a request to get the same answer from any worker of a pool, as /server_info names it.
+SAME = (
+    "served_model_name",
+    "model_path",
+    "weight_version",
+    "tokenizer_path",
+    "context_length",
+    "reasoning_parser",
+    "tool_call_parser",
+    "version",
+)
+
+
+@dataclass(frozen=True)
+class Seat:
+    """A worker's place at one router: the router's URL as the worker's host reaches it, and how the router names the worker."""
+
+    router: str
+    worker: str
+
+
+@dataclass(frozen=True)
+class Mate:
+    """Another worker of the pool: what to call it, its URL from here, and whether this command changes it too."""
+
+    name: str
+    url: str
+    changing: bool = False
+
+
+def header(pool: str, keyed: bool) -> str:
+    """Return the file on a host with the header that a pool's workers and routers ask for, "" where they ask for none."""
+    return f"{paths.KEYS}/{pool}" if keyed else ""
+
+
+def _curl(*words: str, key: str, seconds: int) -> str:
+    # The key goes from the file to the wire: an argument would stand in the list of processes.
+    return quote(["curl", "-s", "--noproxy", "*", "--connect-timeout", "2", "--max-time", str(seconds), *_keyed(key), *words])
+
+
+def _keyed(key: str) -> list[str]:
+    return ["-H", f"@{key}"] if key else []
+
+
+def rotation_fact(routers: Sequence[str], key: str) -> Fact[Rotation]:
+    """Return the fact what each of ``routers`` (base URLs) lists; ``key`` is the file of the header, "" for none."""
+    wanted = tuple(dict.fromkeys(routers))
+
+    def parse(text: str) -> Rotation:
+        found: dict[str, Mapping[str, bool] | None] = dict.fromkeys(wanted)
+        for block in text.split("@router ")[1:]:
+            url, _, body = block.partition("\n")
+            found[url] = _listed(body)
+        return found
+
+    lines = [f"printf '@router %s\\n' {quote([url])}; {_curl(f'{url}/workers', key=key, seconds=5)}; echo" for url in wanted]
+    return Fact(f"rotation {' '.join(wanted)}", "\n".join(lines) or "true", parse)
+
+
+def _listed(body: str) -> Mapping[str, bool] | None:
+    try:
+        return {worker["url"]: bool(worker["is_healthy"]) for worker in json.loads(body)["workers"]}
+    except (ValueError, KeyError, TypeError):
+        return None  # no router, another program on its port, or one that asks for another key
+
+
+def identities_fact(urls: Sequence[str], key: str) -> Fact[Identities]:
+    """Return the fact what the worker at each of ``urls`` serves.
+
+    Only the fields of ``SAME`` leave the host: the rest of /server_info holds the server's keys.
+    """
+    wanted = tuple(sorted(set(urls)))  # in any order the same fact, read once
+    names = "|".join((*SAME, "scheduler_e2e"))
+    only = quote(["grep", "-oE", f'"({names})": ?("[^"]*"|[^,}}]*)'])
+    ask = [
+        f"{{ said=$({_curl(f'{url}/server_info', key=key, seconds=5)} | {only})"
+        f"; printf '@worker %s\\n%s\\n' {quote([url])} \"$said\"; }} &"
+        for url in wanted
+    ]
+
+    def parse(text: str) -> Identities:
+        found: dict[str, Mapping[str, str]] = {url: {} for url in wanted}
+        for block in text.split("@worker ")[1:]:
+            url, _, said = block.partition("\n")
+            fields: dict[str, str] = {}
+            for name, value in re.findall(r'^"(\w+)": ?(.*)$', said, re.MULTILINE):
+                fields.setdefault(name, value.strip('"'))  # an inner object repeats some of them
+            found[url] = fields
+        return found
+
+    return Fact(f"identities {' '.join(wanted)}", "\n".join([*ask, "wait"]), parse)
+
+
+def differences(found: Mapping[str, str], wanted: Mapping[str, str]) -> list[str]:
+    """Return where ``found`` serves something else than ``wanted``; what either does not say is not compared."""
+    return [
+        f"{name} {found[name]} instead of {wanted[name]}"
+        for name in SAME
+        if name in found and name in wanted and found[name] != wanted[name]
+    ]
+
+
+def leave(seat: Seat, key: str) -> Command:
+    """Return the command that takes a worker off a router's list; its running streams go on."""
+    url = f"{seat.router}/workers/{percent(seat.worker, safe='')}"
+    return Command(_curl("-f", "-X", "DELETE", url, key=key, seconds=10), why=f"take {seat.worker} out of {seat.router}")
+
+
+def join(seat: Seat, key: str) -> Command:
+    """Return the command that puts a worker on a router's list."""
+    body = json.dumps({"url": seat.worker})
+    words = ("-f", "-X", "POST", "-H", "Content-Type: application/json", "-d", body, f"{seat.router}/workers")
+    return Command(_curl(*words, key=key, seconds=10), why=f"put {seat.worker} into {seat.router}")
+
+
+def drained(url: str, key: str, patience: int) -> Command:
+    """Return the command that waits until the worker at ``url`` has no request left, ``patience`` seconds at most.
+
+    A worker that does not answer has none. It prints how many are left; after its patience it ends well too, since the
+    stop that follows lets running requests end.
+    """
+    loads = _curl(f"{url}/v1/loads?include=core", key=key, seconds=5)
+    count = """grep -oE '"num_(running|waiting)_reqs": ?[0-9]+' | awk -F: '{n += $2} END {print n + 0}'"""
+    script = f"""end=$(($(date +%s) + {patience}))
+while left=$({loads} | {count}); [ "$left" -gt 0 ]; do
+    echo "$left requests are still running"
+    [ "$(date +%s)" -lt "$end" ] || break
+    sleep 1
+done"""
+    return Command(script, why="its running requests end", timeout=patience + 60)

@@ -1,0 +1,119 @@
+"""Who is behind a pool's routers: read from what a router and a worker really say, and asked with commands a shell can run."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lodger import membership
+from lodger.membership import SAME, Seat
+
+RECORDINGS = Path(__file__).parents[1] / "recordings"
+ROUTERS = ["http://10.0.0.1:30002", "http://10.0.0.2:30002"]
+
+
+def test_what_a_router_lists_is_read_from_its_own_words() -> None:
+    said = json.dumps(
+        {"workers": [{"url": "http://a:1", "is_healthy": True}, {"url": "http://b:1", "is_healthy": False}], "total": 2}
+    )
+    fact = membership.rotation_fact(ROUTERS, "")
+    assert fact.parse(f"@router {ROUTERS[0]}\n{said}\n@router {ROUTERS[1]}\n\n") == {
+        ROUTERS[0]: {"http://a:1": True, "http://b:1": False},
+        ROUTERS[1]: None,
+    }
+
+
+@pytest.mark.parametrize("said", ["", "<html>", "[]", '{"workers": 3}', '{"workers": [{}]}', '{"error": "Unauthorized"}'])
+def test_what_is_no_list_of_workers_counts_as_no_answer(said: str) -> None:
+    assert membership.rotation_fact(ROUTERS[:1], "").parse(f"@router {ROUTERS[0]}\n{said}\n") == {ROUTERS[0]: None}
+
+
+def test_a_router_that_was_not_heard_is_not_forgotten() -> None:
+    assert membership.rotation_fact(ROUTERS, "").parse("") == dict.fromkeys(ROUTERS)
+
+
+def test_only_what_must_be_the_same_is_taken_from_what_a_worker_says(tmp_path: Path) -> None:
+    """The snippet runs in a real shell, with a curl that says what the engine was recorded to say, keys and all."""
+    (recorded,) = RECORDINGS.rglob("after_server_info.resp")
+    body = recorded.read_text().replace('"api_key":null', '"api_key":"sesame"')
+    curl = tmp_path / "curl"
+    curl.write_text(f"#!/bin/sh\ncat <<'END'\n{body}\nEND\n")
+    curl.chmod(0o755)
+    fact = membership.identities_fact(["http://a:1", "http://b:1"], "")
+    path = f"{tmp_path}:/usr/bin:/bin"
+    text = subprocess.run(["sh", "-c", fact.snippet], capture_output=True, text=True, env={"PATH": path}, check=True).stdout
+    assert "sesame" not in text
+    found = fact.parse(text)
+    assert found["http://a:1"] == found["http://b:1"]
+    assert set(SAME) <= set(found["http://a:1"])
+    assert found["http://a:1"]["served_model_name"] == "qwen3.8-27b"
+    assert float(found["http://a:1"]["scheduler_e2e"]) > 0
+
+
+def test_the_same_workers_in_another_order_are_the_same_fact() -> None:
+    assert membership.identities_fact(["http://b:1", "http://a:1"], "") == membership.identities_fact(
+        ["http://a:1", "http://b:1"], ""
+    )
+
+
+@pytest.mark.parametrize("name", SAME)
+def test_each_thing_that_must_be_the_same_is_compared_by_name(name: str) -> None:
+    wanted = dict.fromkeys(SAME, "1")
+    assert membership.differences(wanted, wanted) == []
+    assert membership.differences({**wanted, name: "2"}, wanted) == [f"{name} 2 instead of 1"]
+    assert membership.differences({}, wanted) == []
+
+
+@given(st.from_regex(r"https?://[a-z0-9.\[\]:%'\"$ -]{1,30}", fullmatch=True))
+def test_a_workers_url_is_one_segment_of_the_routers_path(url: str) -> None:
+    script = membership.leave(Seat("http://r:1", url), "").script
+    assert re.search(r"http://r:1/workers/[A-Za-z0-9._~%-]+'?$", script)
+
+
+def test_a_key_is_a_file_to_curl_and_never_an_argument() -> None:
+    seat = Seat("http://r:1", "http://w:1")
+    for command in (membership.leave(seat, "/k"), membership.join(seat, "/k"), membership.drained("http://w:1", "/k", 9)):
+        assert "-H @/k" in command.script
+    assert "-H" not in membership.leave(seat, "").script
+
+
+@pytest.mark.parametrize(
+    ("answers", "said"),
+    [
+        (
+            [
+                '{"loads":[{"num_running_reqs":2,"num_waiting_reqs":1}]}',
+                '{"loads":[{"num_running_reqs": 0,"num_waiting_reqs":0}]}',
+            ],
+            ["3"],
+        ),
+        ([""], []),
+        (["<html>502</html>"], []),
+    ],
+)
+def test_waiting_ends_with_the_last_request_or_with_the_worker(tmp_path: Path, answers: list[str], said: list[str]) -> None:
+    for number, answer in enumerate(answers):
+        (tmp_path / f"{number}").write_text(answer)
+    (tmp_path / "curl").write_text(
+        f'#!/bin/sh\nn=$(cat {tmp_path}/n 2>/dev/null || echo 0)\necho $((n+1)) > {tmp_path}/n\ncat "{tmp_path}/$n"\n'
+    )
+    (tmp_path / "curl").chmod(0o755)
+    command = membership.drained("http://w:1", "", 30)
+    env = {"PATH": f"{tmp_path}:/usr/bin:/bin"}
+    done = subprocess.run(["sh", "-c", command.script], capture_output=True, text=True, env=env, timeout=20, check=False)
+    assert done.returncode == 0
+    assert done.stdout.splitlines() == [f"{n} requests are still running" for n in said]
+
+
+def test_waiting_has_an_end_when_requests_have_none(tmp_path: Path) -> None:
+    (tmp_path / "curl").write_text("#!/bin/sh\necho '\"num_running_reqs\":1'\n")
+    (tmp_path / "curl").chmod(0o755)
+    command = membership.drained("http://w:1", "", 1)
+    env = {"PATH": f"{tmp_path}:/usr/bin:/bin"}
+    assert subprocess.run(["sh", "-c", command.script], capture_output=True, env=env, timeout=20, check=False).returncode == 0
