@@ -130,6 +130,11 @@ class Lab:
         found = self._containers() if system.docker_runs() else {}
         return {name: found.get(f"{self.prefix}-{name}", "absent") for name in self.names}
 
+    def router_urls(self) -> list[str]:
+        """Return where clients reach the routers of the inventory."""
+        routers = [(name, host.router) for name, host in inventory.load(self.hosts).hosts.items()]
+        return [f"http://{self.twin(name).address}:{router.port}" for name, router in routers if router is not None]
+
     def describe(self) -> str:
         """Say in a few lines in what the twins differ from their hosts."""
         differ = "address, user, key, machine-id, image digests and the weights' endpoints"

@@ -162,4 +162,24 @@ def driver_fault(_: Context, host: str, name: str = "", value: str = "", clear: 
                     raise Exit(f"lab: {error}\n  hint: {hint}", code=2) from error
 
 
-ns = Collection("lab", aim, up, down, reset, shell, status, fault, driver_fault)
+@task(
+    help={
+        "clients": "how many, each with one streamed request at a time",
+        "seconds": "for how long",
+        "url": "an address to ask; may be given twice, for clients that know both; without it, the routers of the inventory",
+        "json": "print JSON",
+    },
+    iterable=["url"],
+)
+def load(_: Context, clients: int = 16, seconds: float = 30.0, url: list[str] | None = None, json_: bool = False) -> None:
+    """Put the pool under constant load and judge every answer; exit 1 when one is missing or has no end."""
+    from lab.load import Load  # noqa: PLC0415  late, like the rest
+
+    with _lab() as lab:
+        report = Load(url or lab.router_urls(), clients, seconds=seconds).start().wait()
+    print(json.dumps(report.as_json()) if json_ else f"load: {report}")
+    if report.failed:
+        raise Exit(code=1)
+
+
+ns = Collection("lab", aim, up, down, reset, shell, status, fault, driver_fault, load)
