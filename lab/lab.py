@@ -131,9 +131,10 @@ class Lab:
         return {name: found.get(f"{self.prefix}-{name}", "absent") for name in self.names}
 
     def router_urls(self) -> list[str]:
-        """Return where clients reach the routers of the inventory."""
-        routers = [(name, host.router) for name, host in inventory.load(self.hosts).hosts.items()]
-        return [f"http://{self.twin(name).address}:{router.port}" for name, router in routers if router is not None]
+        """Return where clients reach the routers of the inventory, those that stand by last."""
+        found = [(name, host.router) for name, host in inventory.load(self.hosts).hosts.items() if host.router is not None]
+        found.sort(key=lambda one: one[1].standby)
+        return [f"http://{self.twin(name).address}:{router.port}" for name, router in found]
 
     def describe(self) -> str:
         """Say in a few lines in what the twins differ from their hosts."""

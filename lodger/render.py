@@ -131,9 +131,11 @@ def _router(fleet: Fleet, host: Host, router: Router) -> Service:
         raise InventoryError(f"pool {pool.name} has no router_image", host=host.name)
     image = fleet.images[pool.router_image]
     urls = worker_urls(fleet, host, pool.name)
+    address = _environment(str).get_template("keepalived.conf.j2")
     return _service(
         "router",
         "router",
+        more=(File("router/keepalived.conf", address.render(host=host, router=router, pool=pool)),) if pool.vrrp else (),
         image=image.reference,
         port=router.port,
         gpus=(),
@@ -159,6 +161,7 @@ def _service(
     restart_delay_s: int,
     description: str,
     context: dict[str, object],
+    more: tuple[File, ...] = (),
 ) -> Service:
     full_name = f"lodger-{name}"
     compose_path = f"{name}/compose.yml"
@@ -181,7 +184,7 @@ def _service(
     compose = _environment(_compose_value).get_template(f"{kind}.compose.yml.j2")
 
     def files(config: str) -> tuple[File, ...]:
-        return File(compose_path, compose.render(context, name=full_name, config=config)), unit_file
+        return File(compose_path, compose.render(context, name=full_name, config=config)), unit_file, *more
 
     config_hash = _hash(files(""))
     return Service(
