@@ -130,6 +130,12 @@ class Lab:
         found = self._containers() if system.docker_runs() else {}
         return {name: found.get(f"{self.prefix}-{name}", "absent") for name in self.names}
 
+    def router_urls(self) -> list[str]:
+        """Return where clients reach the routers of the inventory, those that stand by last."""
+        found = [(name, host.router) for name, host in inventory.load(self.hosts).hosts.items() if host.router is not None]
+        found.sort(key=lambda one: one[1].standby)
+        return [f"http://{self.twin(name).address}:{router.port}" for name, router in found]
+
     def describe(self) -> str:
         """Say in a few lines in what the twins differ from their hosts."""
         differ = "address, user, key, machine-id, image digests and the weights' endpoints"

@@ -110,17 +110,37 @@ def status(_: Context, json_: bool = False) -> None:
         "port": "only the engine that listens there",
         "set": "a parameter of the fault, NAME=VALUE; may be given several times",
         "clear": "act out nothing any more",
+        "kill-worker": "kill an engine (of --host and --port, or the first) under load, and print what that cost",
+        "kill-router": "the same with the router that clients use; half of them know the standby too",
+        "restart-router": "the same with a restart in good order",
+        "json": "print the figures as JSON",
     },
     iterable=["set"],
 )
-def fault(_: Context, host: str, name: str = "", port: int = 0, set: list[str] | None = None, clear: bool = False) -> None:
-    """Have simulated engines fail in a known way, from now on and while they run."""
+def fault(
+    _: Context,
+    host: str = "",
+    name: str = "",
+    port: int = 0,
+    set: list[str] | None = None,
+    clear: bool = False,
+    kill_worker: bool = False,
+    kill_router: bool = False,
+    restart_router: bool = False,
+    json_: bool = False,
+) -> None:
+    """Have simulated engines fail in a known way, or lose a worker or a router under load and measure it."""
     from lab import faults  # noqa: PLC0415  late, like the rest
 
+    if kill_worker or kill_router or restart_router:
+        _loss(host, port, kill_worker=kill_worker, kill_router=kill_router, as_json=json_)
+        return
     if not name and not clear:
         width = max(map(len, faults.KINDS))
         print("\n".join(f"{one:<{width}}  {kind.effect}" for one, kind in faults.KINDS.items()))
         return
+    if not host:
+        raise Exit("lab: no host is named\n  hint: --host NAME[,NAME]|all", code=2)
     try:
         given = dict(word.split("=", 1) for word in set or [])
         parameters = {key: int(value) if value.isdigit() else value for key, value in given.items()}
@@ -132,6 +152,21 @@ def fault(_: Context, host: str, name: str = "", port: int = 0, set: list[str] |
     with _lab() as lab:
         for twin in _running(lab, host):
             twin.faults(acted)
+
+
+def _loss(host: str, port: int, *, kill_worker: bool, kill_router: bool, as_json: bool) -> None:
+    """Lose a worker or a router under load; print what it cost."""
+    from lab import outage  # noqa: PLC0415  late, like the rest
+
+    with _lab() as lab:
+        _running(lab, "all")
+        front = outage.front(lab)
+        if kill_worker:
+            loss: outage.WorkerLoss | outage.RouterLoss = outage.kill_worker(front, outage.member(lab, front, host, port))
+        else:
+            lose = outage.kill_router if kill_router else outage.restart_router
+            loss = outage.lose_router(front, outage.front(lab, standby=True), lose)
+    print(json.dumps(outage.as_json(loss)) if as_json else loss)
 
 
 @task(
@@ -162,4 +197,24 @@ def driver_fault(_: Context, host: str, name: str = "", value: str = "", clear: 
                     raise Exit(f"lab: {error}\n  hint: {hint}", code=2) from error
 
 
-ns = Collection("lab", aim, up, down, reset, shell, status, fault, driver_fault)
+@task(
+    help={
+        "clients": "how many, each with one streamed request at a time",
+        "seconds": "for how long",
+        "url": "an address to ask; may be given twice, for clients that know both; without it, the routers of the inventory",
+        "json": "print JSON",
+    },
+    iterable=["url"],
+)
+def load(_: Context, clients: int = 16, seconds: float = 30.0, url: list[str] | None = None, json_: bool = False) -> None:
+    """Put the pool under constant load and judge every answer; exit 1 when one is missing or has no end."""
+    from lab.load import Load  # noqa: PLC0415  late, like the rest
+
+    with _lab() as lab:
+        report = Load(url or lab.router_urls(), clients, seconds=seconds).start().wait()
+    print(json.dumps(report.as_json()) if json_ else f"load: {report}")
+    if report.failed:
+        raise Exit(code=1)
+
+
+ns = Collection("lab", aim, up, down, reset, shell, status, fault, driver_fault, load)

@@ -32,6 +32,7 @@ def check(site: Site | None, hosts: Mapping[str, Host], documents: Mapping[str, 
     for name, host in hosts.items():
         yield from _check_pools_of(site, name, host)
         yield from _check_own_settings(site, name, host, documents[name])
+    yield from _check_routers(site, hosts)
     if {"fleet", *hosts} == set(documents):
         yield from _check_routes(site, hosts)
 
@@ -139,6 +140,21 @@ def _check_pools_of(site: Site, name: str, host: Host) -> Found:
         yield name, ("router", "pool"), f"there is no pool {host.router.pool}; accepted: {_names(site.pools)}"
     elif pool.router_image is None:
         yield "fleet", ("pools", host.router.pool), f"router_image is missing, and {name} has a router for the pool"
+
+
+def _check_routers(site: Site, hosts: Mapping[str, Host]) -> Found:
+    """Check that clients know where to go: one router a pool that is not a standby, and all behind its virtual address."""
+    active: dict[str, str] = {}
+    for name, host in hosts.items():
+        if (router := host.router) is None or (pool := site.pools.get(router.pool)) is None:
+            continue
+        if not router.standby and (first := active.setdefault(router.pool, name)) != name:
+            text = f"pool {router.pool} has its router on {first}; accepted: `standby: true`, for a second one"
+            yield name, ("router", "pool"), text
+        if pool.vrrp is not None and router.interface is None:
+            yield name, ("router",), f"interface is missing, and pool {router.pool} has a virtual address to carry"
+        if pool.vrrp is not None and router.listen != "0.0.0.0":  # noqa: S104  # compared, not bound
+            yield name, ("router", "listen"), f"nobody reaches it at {pool.vrrp.address} then; accepted: 0.0.0.0"
 
 
 def _check_own_settings(site: Site, name: str, host: Host, doc: Document) -> Found:

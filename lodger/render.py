@@ -148,9 +148,11 @@ def _router(fleet: Fleet, host: Host, router: Router) -> Service:
         raise InventoryError(f"pool {pool.name} has no router_image", host=host.name)
     image = fleet.images[pool.router_image]
     urls = worker_urls(fleet, host, pool.name)
+    address = _environment(str).get_template("keepalived.conf.j2")
     return _service(
         "router",
         "router",
+        more=(File("router/keepalived.conf", address.render(host=host, router=router, pool=pool)),) if pool.vrrp else (),
         image=image.reference,
         port=router.port,
         gpus=(),
@@ -187,6 +189,7 @@ def _service(
     listen: str,
     identity: Mapping[str, str],
     changing: Mapping[str, object] = MappingProxyType({}),
+    more: tuple[File, ...] = (),
 ) -> Service:
     full_name = f"lodger-{name}"
     compose_path = f"{name}/compose.yml"
@@ -214,12 +217,13 @@ def _service(
     def files(config: str, **other: object) -> tuple[File, ...]:
         return File(compose_path, compose.render({**context, **other}, config=config)), unit_file, *starter
 
+    # What is beside the service, and is no reason to restart it, comes after the hash.
     config_hash = _hash(files("", **changing))
     return Service(
         name=name,
         kind=kind,
         unit=f"{full_name}.service",
-        files=files(config_hash),
+        files=(*files(config_hash), *more),
         config_hash=config_hash,
         container=full_name,
         image=image,

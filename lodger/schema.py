@@ -50,6 +50,11 @@ def _ipv4(value: str) -> bool:
         return False
 
 
+def _ipv4_network(value: str) -> bool:
+    address, _, length = value.partition("/")
+    return _ipv4(address) and length.isdecimal() and str(int(length)) == length and int(length) <= 32
+
+
 def _absolute(value: str) -> bool:
     return value.startswith("/") and value.isprintable() and not {"..", "."} & set(value.split("/"))
 
@@ -86,6 +91,8 @@ NeighbourName = Annotated[
 Hours = Annotated[
     str, Checked('two times in quotes, such as "22:00-06:00"', like(r"([01]\d|2[0-3]):[0-5]\d-([01]\d|2[0-3]):[0-5]\d"))
 ]
+Interface = Annotated[str, Checked("a network interface such as eno1", like(r"[A-Za-z][A-Za-z0-9_.-]{0,14}"))]
+VirtualAddress = Annotated[str, Checked("an IPv4 address with the length of its network, such as 10.0.0.9/24", _ipv4_network)]
 Port = Annotated[int, Field(ge=1, le=65535)]
 Seconds = Annotated[int, Field(ge=1, le=604800)]
 GpuIndex = Annotated[int, Field(ge=0, le=63)]
@@ -240,14 +247,27 @@ class Routing(_Model):
     """Difference in requests between the busiest and the idlest worker above which load decides, not the prefix."""
     balance_rel_threshold: Annotated[float, Field(ge=1)] = 1.2
     """And their quotient, which must be exceeded as well."""
-    health_check_interval_s: Seconds = 5
+    health_check_interval_s: Seconds = 2
     """Pause between two looks at a worker."""
+    health_check_timeout_s: Seconds = 10
+    """How long a look waits. An engine answers between two chunks of a prompt, the last of 131,072 tokens takes 7 s."""
     health_failure_threshold: Annotated[int, Field(ge=1)] = 2
     """Failed looks in a row after which a worker gets no more requests."""
     attempts: Annotated[int, Field(ge=1, le=10)] = 2
     """Times that one request is sent in all, the first included (the router's `max-retries` counts like that too)."""
+    retry_after_s: Seconds = 6
+    """Pause before it is sent again, a fifth more or less: longer than a dead worker is believed in, or it goes there again."""
     worker_join_timeout_s: Seconds = 86400
     """How long a worker that is not up yet is waited for before the router forgets it."""
+
+
+class Vrrp(_Model):
+    """The address that the hosts of a pool's routers hand to each other with keepalived."""
+
+    address: VirtualAddress
+    """What clients use, with the length of its network: 10.0.0.9/24."""
+    id: Annotated[int, Field(ge=1, le=255)]
+    """Number of the VRRP group; no other group on that network may have it."""
 
 
 class Pool(Engine, _Named):
@@ -263,6 +283,8 @@ class Pool(Engine, _Named):
     """The router's image; a pool without router needs none."""
     routing: Routing = Routing()
     """Shared by every router of the pool."""
+    vrrp: Vrrp | None = None
+    """The routers' common address; None where clients know each router's own."""
 
 
 class Site(_Model):
@@ -366,6 +388,10 @@ class Router(_Model):
     """Address on which clients reach it."""
     prometheus_listen: Listen = "127.0.0.1"
     """Address of its metrics, which name every worker."""
+    standby: bool = False
+    """Whether clients come here only when the pool's other router is gone; it knows no prefix then."""
+    interface: Interface | None = None
+    """Network interface that carries the pool's virtual address while it is here."""
     start_timeout_s: Seconds = 60
     """Slowest start: 12 to 16 s were seen."""
     restart_burst: Annotated[int, Field(ge=1, le=20)] = 5

@@ -224,6 +224,11 @@ MISTAKES = [
     ("fleet.yml", "stop_timeout_s: 930 ", "stop_timeout_s: 900 ", "pools.qwen38.stop_timeout_s: is 900, which would cut off answers"),
     ("node1.yml", "port: 30000}", "port: 30000, listen: 127.0.0.1}", f"{A}.listen: the router on node2 cannot reach 127.0.0.1"),
     ("node1.yml", "port: 30000}", "port: 30000, listen: 10.0.0.256}", f'{A}.listen: cannot be "10.0.0.256"; accepted: an IPv4 address'),
+    ("node1.yml", "address: node1", "address: node1\nrouter: {pool: qwen38, port: 30002, prometheus_port: 29000}", "router.pool: pool qwen38 has its router on node1"),
+    ("fleet.yml", "    router_image: router\n", "    router_image: router\n    vrrp: {address: 10.0.0.9/24, id: 51}\n", "router: interface is missing, and pool qwen38 has a virtual address"),
+    ("fleet.yml", "    router_image: router\n", "    router_image: router\n    vrrp: {address: 10.0.0.9, id: 51}\n", "vrrp.address: cannot be"),
+    ("fleet.yml", "    router_image: router\n", "    router_image: router\n    vrrp: {address: 10.0.0.9/33, id: 51}\n", "vrrp.address: cannot be"),
+    ("node2.yml", "port: 30002", "port: 30002, interface: 'eno1 {'", "router.interface: cannot be"),
     ("fleet.yml", "tag: v0.5.19-cu129", "tag: v\uff10.5", "images.sglang.tag: cannot be"),
     ("node1.yml", "port: 30000}", "port: 30000, engine: {tool_parser: x}}", f"{A}.engine.tool_parser: is not a key here, did you mean tool_call_parser?"),
     ("node1.yml", "port: 30000}", "port: 30000, engine: {context_length: yes}}", f"{A}.engine.context_length: yes without quotes"),
@@ -293,6 +298,12 @@ def test_machine_id_of_digits_only_stays_what_was_written(edit: Edit, hosts: Pat
 def test_two_workers_of_a_pool_at_one_url_are_found(edit: Edit, hosts: Path) -> None:
     edit("node1.yml", "address: node1", "address: node1\nservice_address: node2")
     assert "workers.a.port: node2:30000 is already worker a on node1" in refusal(hosts)
+
+
+def test_router_that_listens_elsewhere_than_at_the_virtual_address_is_found(edit: Edit, hosts: Path) -> None:
+    edit("fleet.yml", "    router_image: router\n", "    router_image: router\n    vrrp: {address: 10.0.0.9/24, id: 51}\n")
+    edit("node2.yml", "port: 30002", "port: 30002, interface: eno1, listen: 10.0.0.2")
+    assert "router.listen: nobody reaches it at 10.0.0.9/24 then" in refusal(hosts)
 
 
 def test_router_without_workers_is_found(edit: Edit, hosts: Path) -> None:

@@ -12,7 +12,7 @@ from ruamel.yaml import YAML
 
 from lodger import inventory
 from lodger.errors import InventoryError
-from lodger.inventory import Draft, Fleet, Worker
+from lodger.inventory import Draft, Fleet, Router, Vrrp, Worker
 from lodger.render import File, Release, Service, _compose_value, _environment, render, word, worker_urls
 
 ROOT = Path(__file__).parents[2]
@@ -232,6 +232,54 @@ def test_router_reaches_its_own_workers_on_loopback_and_the_others_by_service_ad
     assert worker_urls(moved, fleet.hosts["node2"], "qwen38")[0] == "http://[fd00::7]:30000"
     narrow = changed(fleet, "node2", listen="192.0.2.7")
     assert worker_urls(narrow, narrow.hosts["node2"], "qwen38")[1] == "http://192.0.2.7:30000"
+
+
+STANDBY = Router(pool="qwen38", port=30002, prometheus_port=29000, standby=True)
+
+
+def two_routers(fleet: Fleet) -> Fleet:
+    node1 = fleet.hosts["node1"].model_copy(update={"router": STANDBY})
+    return fleet.model_copy(update={"hosts": {**fleet.hosts, "node1": node1}})
+
+
+def test_standby_router_has_the_same_members_and_options_as_the_other(fleet: Fleet) -> None:
+    both = two_routers(fleet)
+    one, other = (compose(render(both, both.hosts[name]), "router")["command"] for name in ("node2", "node1"))
+
+    def seen_from_nowhere(command: list[str], host: str) -> list[str]:
+        return [word.replace("127.0.0.1:3000", f"{host}:3000") for word in command]
+
+    assert one != other, "each reaches its own host's workers on loopback"
+    assert seen_from_nowhere(one, "node2") == seen_from_nowhere(other, "node1")
+
+
+def test_virtual_address_is_rendered_only_where_the_site_wants_it(fleet: Fleet) -> None:
+    both = two_routers(fleet)
+    assert [f.path for f in service(render(both, both.hosts["node1"]), "router").files if "keepalived" in f.path] == []
+    pool = both.pools["qwen38"].model_copy(update={"vrrp": Vrrp(address="10.0.0.9/24", id=51)})
+    hosts = {
+        name: host.model_copy(update={"router": (host.router or STANDBY).model_copy(update={"interface": f"eno{name[-1]}"})})
+        for name, host in both.hosts.items()
+    }
+    wanted = both.model_copy(update={"pools": {"qwen38": pool}, "hosts": hosts})
+    for name, priority in (("node1", "100"), ("node2", "150")):
+        (file,) = (f for f in service(render(wanted, hosts[name]), "router").files if "keepalived" in f.path)
+        assert file.path == "router/keepalived.conf", "beside the compose file, where the runbook says"
+        lines = [line.strip() for line in file.content.splitlines()]
+        assert f"priority {priority}" in lines
+        assert {"interface eno" + name[-1], "virtual_router_id 51", "10.0.0.9/24", "nopreempt", "state BACKUP"} <= set(lines)
+        assert any(line.startswith("script ") and line.endswith('http://127.0.0.1:30002/readiness"') for line in lines)
+
+
+def test_second_try_comes_when_a_dead_worker_is_no_longer_believed_in(fleet: Fleet) -> None:
+    given = {
+        flag: float(value[0])
+        for flag, value in values(compose(render(fleet, fleet.hosts["node2"]), "router")["command"]).items()
+        if value and value[0].isdigit()
+    }
+    believed = given["--health-check-interval-secs"] * given["--health-failure-threshold"]
+    assert given["--retry-initial-backoff-ms"] * 0.8 / 1000 > believed, "the router takes a fifth off or adds it"
+    assert given["--retry-max-backoff-ms"] >= given["--retry-initial-backoff-ms"]
 
 
 def test_router_does_not_take_clients_mistakes_for_dead_workers(fleet: Fleet) -> None:

@@ -1,0 +1,249 @@
+"""What a loss costs the pool's clients: a worker is killed, a router killed or restarted, under load, and everything timed.
+
+Asked from outside, over the addresses that clients use and the lab's own door; times in seconds.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import re
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+from urllib.parse import urlsplit
+
+from lab.lab import Lab
+from lab.load import Load, Report
+from lab.run import LabError
+from lab.twin import Twin
+from lodger import inventory
+
+WARM = 4.0  # seconds of load before anything happens, so that every conversation has a worker that knows it
+SHARE = 10.0  # seconds over which a returned worker's share is counted
+_TOKENS = 800  # of an answer: long enough that something is always in flight
+_PAUSE = 0.05
+
+
+@dataclass(frozen=True)
+class Member:
+    """A worker of the pool: its twin, its container, its own address, and the one by which a router knows it."""
+
+    twin: Twin
+    container: str
+    url: str
+    member: str
+
+
+@dataclass(frozen=True)
+class Front:
+    """A router: its twin, the address that clients use, and where its figures are read inside the twin."""
+
+    twin: Twin
+    url: str
+    metrics: str
+
+    def healthy(self) -> dict[str, bool]:
+        """Return whether this router believes in each of its workers; raises OSError when it does not answer."""
+        return {worker["url"]: worker["is_healthy"] for worker in json.loads(get(f"{self.url}/workers")[1])["workers"]}
+
+    def sent(self) -> dict[str, int]:
+        """Return how many requests this router has sent to each worker since it started."""
+        text = self.twin.exec(["curl", "-sf", "-m", "10", f"{self.metrics}/metrics"]).stdout
+        found = re.findall(r'^sgl_router_processed_requests_total\{worker="([^"]+)"\} (\d+)$', text, re.MULTILINE)
+        return {url: int(count) for url, count in found}
+
+
+@dataclass(frozen=True)
+class WorkerLoss:
+    """What the death of one worker came to.
+
+    ``in_flight`` is what it was working on when it was killed, ``failed_later`` counts what failed although it was asked when
+    the worker was dead already. ``share`` is its part of the requests in the first seconds after it was back, ``even`` the
+    part that it would have if all had the same, ``slowest`` the longest whole answer: one that was sent to the dead first.
+    """
+
+    total: int
+    failed: int
+    failed_later: int
+    in_flight: int
+    out_after: float
+    down_for: float
+    back_after: float
+    share: float
+    even: float
+    slowest: float
+    load: Report
+
+    def __str__(self) -> str:
+        """Return the figures, a line each."""
+        return "\n".join(
+            [
+                f"{self.failed} failed of {self.total}; {self.in_flight} were in flight on the worker that was killed, "
+                f"{self.failed_later} of the failed were asked after it was dead",
+                f"out of rotation after {self.out_after:.1f} s",
+                f"ready again after {self.down_for:.1f} s, back in rotation {self.back_after:.1f} s later",
+                f"then {self.share:.0%} of all requests in {SHARE:.0f} s went to it; an even share is {self.even:.0%}",
+                f"the slowest whole answer took {self.slowest:.1f} s",
+                *str(self.load).splitlines()[1:],
+            ]
+        )
+
+
+@dataclass(frozen=True)
+class RouterLoss:
+    """What the loss of a router came to, for clients that know it alone and for those that know the standby too.
+
+    ``gap`` is how long nobody answered at its address, ``waited`` the longest time that a client with both addresses spent on
+    tries that failed before the one that did not.
+    """
+
+    alone: Report
+    both: Report
+    gap: float
+    waited: float
+
+    def __str__(self) -> str:
+        """Return the figures, a line each."""
+        return "\n".join(
+            [
+                f"clients that know both addresses: {self.both}",
+                f"the longest that one of them had to wait for a router that answers: {self.waited:.2f} s",
+                f"clients that know only this address: {self.alone}",
+                f"the router did not answer for {self.gap:.1f} s",
+            ]
+        )
+
+
+def as_json(loss: WorkerLoss | RouterLoss) -> dict[str, Any]:
+    """Return the figures for a program."""
+    return {
+        name: getattr(loss, name).as_json() if isinstance(getattr(loss, name), Report) else value
+        for name, value in asdict(loss).items()
+    }
+
+
+def kill_worker(front: Front, victim: Member, clients: int = 16) -> WorkerLoss:
+    """Kill a worker's engine with SIGKILL under load and follow it until it is back and has its share."""
+    with Load([front.url], clients, tokens=_TOKENS) as load:
+        time.sleep(WARM)
+        in_flight = _kill_engine(victim)
+        killed = time.monotonic()
+        _until(lambda: not front.healthy().get(victim.member, False), f"{front.url} takes {victim.member} out", 60)
+        out = time.monotonic()
+        _until(lambda: get(f"{victim.url}/health", 25)[0] == 200, f"{victim.url} is ready again", 300)
+        ready = time.monotonic()
+        _until(lambda: front.healthy().get(victim.member, False), f"{front.url} takes {victim.member} back", 120)
+        back = time.monotonic()
+        before = front.sent()
+        time.sleep(SHARE)
+        after = front.sent()
+    report = load.report()
+    new = {url: count - before.get(url, 0) for url, count in after.items()}
+    return WorkerLoss(
+        total=len(report.answers),
+        failed=len(report.failed),
+        failed_later=sum(answer.began > killed for answer in report.failed),
+        in_flight=in_flight,
+        out_after=out - killed,
+        down_for=ready - killed,
+        back_after=back - ready,
+        share=new.get(victim.member, 0) / max(1, sum(new.values())),
+        even=1 / len(after),
+        slowest=max((answer.ended - answer.began for answer in report.answers if not answer.trouble), default=0.0),
+        load=report,
+    )
+
+
+def front(lab: Lab, *, standby: bool = False) -> Front:
+    """Return the router that clients use, or the one that stands by. Raises LabError when the inventory has none."""
+    for name, host in inventory.load(lab.hosts).hosts.items():
+        if host.router is not None and host.router.standby == standby:
+            twin, router = lab.twin(name), host.router
+            return Front(
+                twin, f"http://{twin.address}:{router.port}", f"http://{router.prometheus_listen}:{router.prometheus_port}"
+            )
+    raise LabError(
+        f"no host of the inventory has a {'standby ' if standby else ''}router",
+        "give it one, see router: in README-ops.md" if not standby else "`router: {..., standby: true}` in a host file",
+    )
+
+
+def member(lab: Lab, before: Front, host: str = "", port: int = 0) -> Member:
+    """Return a worker of the pool: of this host and port, or the first one. Raises LabError when there is none."""
+    for name, one in inventory.load(lab.hosts).hosts.items():
+        for worker in one.workers.values():
+            if host in ("", name) and port in (0, worker.port):
+                twin = lab.twin(name)
+                seen = "127.0.0.1" if twin.name == before.twin.name else twin.address
+                return Member(
+                    twin,
+                    f"lodger-worker-{worker.name}",
+                    f"http://{twin.address}:{worker.port}",
+                    f"http://{seen}:{worker.port}",
+                )
+    raise LabError(f"there is no worker on {host or 'any host'}{f' at port {port}' if port else ''}", "look into hosts/")
+
+
+def lose_router(front: Front, standby: Front, lose: Callable[[Twin], None], clients: int = 16) -> RouterLoss:
+    """Let go of a router under load, half of the clients knowing both addresses, and follow it until it answers again."""
+    both = Load([front.url, standby.url], clients // 2, tokens=_TOKENS)
+    alone = Load([front.url], clients // 2, tokens=_TOKENS, seed=1)
+    with both, alone:
+        time.sleep(WARM)
+        lose(front.twin)
+        _until(lambda: not _answers(front), f"{front.url} is gone", 60)
+        gone = time.monotonic()
+        _until(lambda: _answers(front), f"{front.url} answers again", 120)
+        back = time.monotonic()
+        time.sleep(WARM / 2)
+    return RouterLoss(alone.report(), both.report(), back - gone, both.report().longest_wait)
+
+
+def kill_router(twin: Twin) -> None:
+    """Kill the router's process with SIGKILL; its unit starts it again."""
+    twin.exec(_children("lodger-router"))
+
+
+def restart_router(twin: Twin) -> None:
+    """Restart the router as its owner would: SIGTERM first, running streams end by themselves."""
+    twin.exec(["systemctl", "restart", "--no-block", "lodger-router.service"])
+
+
+def get(url: str, timeout: float = 5) -> tuple[int, str]:
+    """Return status and body of a GET; status 0 when nobody answers."""
+    where = urlsplit(url)
+    connection = http.client.HTTPConnection(where.hostname or "", where.port, timeout=timeout)
+    try:
+        connection.request("GET", where.path or "/", headers={"Connection": "close"})
+        answer = connection.getresponse()
+        return answer.status, answer.read().decode("utf-8", "replace")
+    except (OSError, http.client.HTTPException):
+        return 0, ""
+    finally:
+        connection.close()
+
+
+def _answers(front: Front) -> bool:
+    return get(f"{front.url}/readiness", 2)[0] == 200
+
+
+def _kill_engine(member: Member) -> int:
+    """Kill an engine and return how many requests it was working on, read in the same breath."""
+    look = f"curl -sf -m 5 http://127.0.0.1:{urlsplit(member.url).port}/v1/loads"
+    loads = json.loads(member.twin.exec(f"{look}; {_children(member.container)}").stdout)["loads"]
+    return sum(int(one["num_running_reqs"]) + int(one["num_waiting_reqs"]) for one in loads)
+
+
+def _children(container: str) -> str:
+    """Return the script that kills what a container's init has started."""
+    return f'kill -9 $(cat /proc/$(docker inspect -f "{{{{.State.Pid}}}}" {container})/task/*/children)'
+
+
+def _until(true: Callable[[], bool], what: str, timeout: float) -> None:
+    end = time.monotonic() + timeout
+    while not true():
+        if time.monotonic() > end:
+            raise LabError(f"{what}: not within {timeout:.0f} s")
+        time.sleep(_PAUSE)
