@@ -19,7 +19,16 @@ from lodger.states.host import HostFit
 from lodger.states.image import ImagePresent, WeightsPresent
 from lodger.states.key import KeyInPlace
 from lodger.states.neighbour import NeighbourReplaced, NeighbourRestored
-from lodger.states.paused import NeighbourPaused, NeighbourResumed, NeighbourWarned, Reached, ServiceResumed, ServiceStopped
+from lodger.states.paused import (
+    NeighbourPaused,
+    NeighbourResumed,
+    NeighbourWarned,
+    Reached,
+    ServiceResumed,
+    ServiceStopped,
+    WorkerLeaving,
+    WorkerReturned,
+)
 from lodger.states.reboot import Rebooted
 from lodger.states.release import Content, Pruned, ReleaseCurrent, ReleaseStaged
 from lodger.states.rotation import LeaverDrained, Place, PoolComplete, Roll, WorkerDrained, WorkerJoined
@@ -155,6 +164,8 @@ CATALOG: Mapping[str, tuple[str, Callable[[Situation, Any], State]]] = {
     ),
     "neighbour_paused": ("pausable neighbour", lambda at, item: NeighbourPaused(item[0], item[1], at.reached, at.reads)),
     "neighbour_resumed": ("pausable neighbour", lambda at, item: NeighbourResumed(item[0], item[1], _telling(at, item[1]))),
+    "worker_leaving": ("worker", lambda at, item: WorkerLeaving(item, at.host, _place(at, item), at.reached, at.reads)),
+    "worker_returned": ("worker", lambda at, item: WorkerReturned(item, at.host, _place(at, item))),
     "service_stopped": ("worker", lambda at, item: ServiceStopped(item, at.host, at.reached, at.reads)),
     "worker_resumed": ("worker", lambda at, item: ServiceResumed(item, at.host)),
     "upgrade_possible": ("", lambda at, _: UpgradePossible(_upgrade(at))),

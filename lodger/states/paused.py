@@ -14,6 +14,7 @@ from lodger.command import Command, quote, run
 from lodger.facts import Fact, Facts
 from lodger.footprint import Owner
 from lodger.states.base import Blocker, NoUndo, State
+from lodger.states.rotation import Place, WorkerDrained, WorkerJoined
 from lodger.states.service import UP, Managed, ServiceReady
 from lodger.states.standing import Reading, Standing, not_back
 
@@ -173,6 +174,29 @@ class ServiceStopped(State):
         """Return that it is not as ready as it was."""
         was = before[self._serving]
         return "" if was.health != 200 or now[self._serving].health == 200 else f"{self._service.name} is not ready again"
+
+
+class WorkerLeaving(WorkerDrained):
+    """A worker that is about to be stopped gets no new requests from its pool's routers, until the goal is reached."""
+
+    def __init__(self, service: Managed, host: str, place: Place, reached: Reached, reads: Sequence[Fact[Any]]) -> None:
+        """Take the service, its host, its place in the pool, and the goal."""
+        super().__init__(service, host, place, lambda read: self._runs(read) and not reached(read), reads)
+        self.name = f"worker_leaving({service.name.removeprefix('worker-')})"
+
+    def blockers(self, read: Facts) -> list[Blocker]:
+        """Return nothing: it comes back as it was."""
+        del read
+        return []
+
+
+class WorkerReturned(WorkerJoined):
+    """A worker that this run stopped gets requests again."""
+
+    def __init__(self, service: Managed, host: str, place: Place) -> None:
+        """Take the service, its host, and its place in the pool."""
+        super().__init__(service, host, place, lambda read: f"unit {service.unit}" in stopped_by_run(read)[0], [facts.LEDGER])
+        self.name = f"worker_returned({service.name.removeprefix('worker-')})"
 
 
 class ServiceResumed(ServiceReady):
