@@ -331,7 +331,8 @@ class Engine:
             if missing:
                 try:
                     if self._take_turn(step):
-                        read = self._fresh(state.facts)  # others changed the pool meanwhile
+                        run.stale = True  # others changed the pool meanwhile
+                        read = self._fresh(state.facts)
                         missing = state.missing(read)
                     if missing:
                         self._establish(run, step, read, missing)

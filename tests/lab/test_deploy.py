@@ -12,7 +12,7 @@ from lab import judge
 from lab.faults import Fault, fault
 from lab.lab import Lab
 from lab.twin import Twin
-from tests.lab.site import REPLACED, Site, declared, foreign_changes, given_back, serves
+from tests.lab.site import Site, declared, foreign_changes, given_back, serves
 
 Fresh = Callable[[str], Twin]
 
@@ -24,50 +24,6 @@ def site(lab: Lab, tmp_path: Path) -> Site:
 
 def running(twin: Twin, name: str) -> bool:
     return twin.exec(["docker", "inspect", "-f", "{{.State.Running}}", name]).stdout.strip() == "true"
-
-
-def test_one_deploy_serves_three_workers_and_a_second_one_changes_nothing(lab: Lab, site: Site) -> None:
-    lab.reset(["node1", "node2"])
-    node1, node2 = lab.twin("node1"), lab.twin("node2")
-    before = {twin.name: judge.snapshot(twin) for twin in (node1, node2)}
-
-    first = site.well("deploy", "--host", "all", "--json")
-
-    assert [host["outcome"] for host in first.data] == ["done", "done"]
-    assert "42" in first.err, "the chat reply is shown"
-    assert serves(node1, 30000)
-    assert serves(node2, 30000)
-    assert serves(node2, 30001)
-    router = node2.exec("curl -sf http://127.0.0.1:30002/workers").stdout
-    assert len(json.loads(router)["workers"]) == 3
-    assert not running(node1, "qwen38-fp8-sglang")
-    assert node2.exec("systemctl is-active vllm-qwen; systemctl is-enabled vllm-qwen", check=False).stdout.split() == [
-        "inactive",
-        "disabled",
-    ]
-    for twin in (node1, node2):
-        assert foreign_changes(before[twin.name], judge.snapshot(twin), REPLACED[twin.name]) == []
-
-    ours = "find /opt/lodger /var/lib/lodger /etc/systemd/system/lodger-* -type f -exec sha256sum {} + | sort; docker ps -q --no-trunc"
-    stands = {twin.name: twin.exec(ours).stdout for twin in (node1, node2)}
-    settled = {twin.name: judge.snapshot(twin) for twin in (node1, node2)}
-    second = site.well("deploy", "--host", "all", "--json")
-
-    for host in second.data:
-        assert (host["outcome"], host["changed"]) == ("satisfied", [])
-        assert host["round_trips"] <= 3
-    for twin in (node1, node2):
-        assert twin.exec(ours).stdout == stands[twin.name]
-        assert judge.difference(settled[twin.name], judge.snapshot(twin)) == []
-    assert site.ops("verify", "--host", "all").code == 0
-
-
-@pytest.fixture
-def deployed(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Twin:
-    """node1 serving what the untouched inventory says, whatever the test before did to it."""
-    lab.up()
-    Site(lab, tmp_path_factory.mktemp("deployed")).well("deploy", "--host", "node1")
-    return lab.twin("node1")
 
 
 def test_a_file_edited_on_the_host_shows_in_the_plan_and_is_mended(deployed: Twin, site: Site) -> None:

@@ -1,0 +1,176 @@
+"""One address for three workers on two hosts: what a deploy, a rollback and a colleague's hand do to it while clients use it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import pytest
+
+from lab import judge
+from lab.lab import Lab
+from lab.load import Load
+from lab.twin import Twin
+from tests.lab.site import REPLACED, Site, foreign_changes, serves
+
+ROUTER = "http://127.0.0.1:30002"
+
+
+@pytest.fixture(scope="module")
+def site(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    """Both hosts, each as it was at first; the tests below go on from each other."""
+    lab.reset(["node1", "node2"])
+    yield Site(lab, tmp_path_factory.mktemp("site"))
+    lab.reset(["node1", "node2"])
+
+
+def rotation(node2: Twin) -> dict[str, bool]:
+    """Return what the router itself lists, and whom it counts as healthy."""
+    listed = json.loads(node2.exec(["curl", "-sf", f"{ROUTER}/workers"]).stdout)["workers"]
+    return {worker["url"]: worker["is_healthy"] for worker in listed}
+
+
+def container(twin: Twin, name: str) -> str:
+    return twin.exec(["docker", "inspect", "-f", "{{.Id}} {{.State.StartedAt}}", name]).stdout.strip()
+
+
+def test_one_deploy_serves_three_workers_and_a_second_one_changes_nothing(lab: Lab, site: Site) -> None:
+    node1, node2 = lab.twin("node1"), lab.twin("node2")
+    before = {twin.name: judge.snapshot(twin) for twin in (node1, node2)}
+
+    first = site.well("deploy", "--host", "all", "--json")
+
+    assert [host["outcome"] for host in first.data] == ["done", "done"]
+    assert "42" in first.err, "the chat reply is shown"
+    assert serves(node1, 30000)
+    assert serves(node2, 30000)
+    assert serves(node2, 30001)
+    assert list(rotation(node2).values()) == [True] * 3
+    assert "true" not in node1.exec(["docker", "inspect", "-f", "{{.State.Running}}", "qwen38-fp8-sglang"]).stdout
+    assert node2.exec("systemctl is-active vllm-qwen; systemctl is-enabled vllm-qwen", check=False).stdout.split() == [
+        "inactive",
+        "disabled",
+    ]
+    for twin in (node1, node2):
+        assert foreign_changes(before[twin.name], judge.snapshot(twin), REPLACED[twin.name]) == []
+
+    ours = "find /opt/lodger /var/lib/lodger /etc/systemd/system/lodger-* -type f -exec sha256sum {} + | sort; docker ps -q --no-trunc"
+    stands = {twin.name: twin.exec(ours).stdout for twin in (node1, node2)}
+    settled = {twin.name: judge.snapshot(twin) for twin in (node1, node2)}
+    second = site.well("deploy", "--host", "all", "--json")
+
+    for host in second.data:
+        assert (host["outcome"], host["changed"]) == ("satisfied", [])
+        assert host["round_trips"] <= 3
+    for twin in (node1, node2):
+        assert twin.exec(ours).stdout == stands[twin.name]
+        assert judge.difference(settled[twin.name], judge.snapshot(twin)) == []
+    assert site.ops("verify", "--host", "all").code == 0
+
+
+def test_a_pool_that_drifted_is_shown_by_plan_and_mended_without_a_restart(lab: Lab, site: Site) -> None:
+    node1, node2 = lab.twin("node1"), lab.twin("node2")
+    member, stranger = f"http://{node1.address}:30000", f"http://{node2.address}:30001"
+    was = container(node2, "lodger-router")
+    gone = member.replace(":", "%3A").replace("/", "%2F")
+    node2.exec(["curl", "-sf", "-X", "DELETE", f"{ROUTER}/workers/{gone}"])
+    node2.exec(
+        ["curl", "-sf", "-d", json.dumps({"url": stranger}), "-H", "Content-Type: application/json", f"{ROUTER}/workers"]
+    )
+
+    plan = site.ops("plan", "--host", "all").out
+
+    assert f"pool_complete: {stranger} is in the rotation of {ROUTER} and no worker of its pool" in plan
+    assert f"worker_joined(a): http://{node2.address}:30002 does not send it requests" in plan
+    site.well("deploy", "--host", "all")
+    assert set(rotation(node2)) == {member, "http://127.0.0.1:30000", "http://127.0.0.1:30001"}
+    assert container(node2, "lodger-router") == was
+
+
+def test_one_host_alone_may_not_serve_something_else_than_its_pool(lab: Lab, site: Site) -> None:
+    was = site.hosts.joinpath("fleet.yml").read_text()
+    site.pool(context_length=65536)
+
+    refused = site.ops("deploy", "--host", "node2")
+
+    assert refused.code == 3, str(refused)
+    assert "worker a on node1 does not serve what the rest of its pool is to serve" in refused.err
+    assert "context_length 131072 instead of 65536" in refused.err
+    site.hosts.joinpath("fleet.yml").write_text(was)
+    assert rotation(lab.twin("node2")).keys() >= {"http://127.0.0.1:30000", "http://127.0.0.1:30001"}
+
+
+def test_a_rolling_deploy_and_its_rollback_fail_no_request(lab: Lab, site: Site) -> None:
+    node2 = lab.twin("node2")
+    router = container(node2, "lodger-router")
+    workers = [container(node2, f"lodger-worker-{name}") for name in "ab"]
+    with Load([f"http://{node2.address}:30002"]) as load:
+        site.pool(max_queued_requests=63)
+        changed = site.well("deploy", "--host", "all", "--json")
+        rolled = [container(node2, f"lodger-worker-{name}") for name in "ab"]
+        back = site.well("rollback", "--host", "all", "--json")
+    report = load.stop()
+
+    print(f"rolling deploy and rollback of three workers: {report}")
+    assert [host["outcome"] for host in (*changed.data, *back.data)] == ["done"] * 4
+    assert len(report.answers) > 200
+    assert report.failed == (), str(report)
+    assert not set(workers) & set(rolled)
+    assert container(node2, "lodger-router") == router
+    site.pool(max_queued_requests=64)
+
+
+def test_a_worker_comes_and_goes_without_a_restart_of_the_router(lab: Lab, site: Site) -> None:
+    node2 = lab.twin("node2")
+    router = container(node2, "lodger-router")
+    site.edit("node2", lambda host: host["workers"].pop("b"))
+
+    plan = site.ops("plan", "--host", "node2")
+    site.well("deploy", "--host", "node2")
+
+    assert "leaver_drained(worker-b): " in plan.out
+    assert "http://127.0.0.1:30001" not in rotation(node2)
+    assert container(node2, "lodger-router") == router
+    written = node2.exec("cat /opt/lodger/services/router/compose.yml").stdout
+    assert ":30001" not in written
+
+    site.well("rollback", "--host", "node2")
+    assert rotation(node2)["http://127.0.0.1:30001"]
+    assert container(node2, "lodger-router") == router
+
+
+def test_a_key_opens_the_pool_and_stands_nowhere_else(lab: Lab, site: Site) -> None:
+    lab.reset(["node2"])
+    node2, key = lab.twin("node2"), "open-" + "0123456789abcdef" * 2
+    path = site.hosts / "pool.key"
+    path.write_text(f"{key}\n")
+    path.chmod(0o600)
+    site.pool(api_key_file="pool.key")
+    site.edit("node2", lambda host: host["workers"].pop("b", None))
+    site.edit("node1", lambda host: host["workers"].clear())
+
+    ran = site.well("deploy", "--host", "node2")
+    verified = site.ops("verify", "--host", "node2")
+    smoked = site.ops("smoke", "--host", "node2")
+
+    assert verified.code == 0, str(verified)
+    assert smoked.code == 0, str(smoked)
+    chat = json.dumps({"model": "qwen3.8-27b", "messages": [{"role": "user", "content": "17 + 25"}]})
+    ask = ["curl", "-s", "-o", "/dev/null", "-w", "%{http_code}", "-H", "Content-Type: application/json", "-d", chat]
+    for port in (30000, 30002):
+        url = f"http://127.0.0.1:{port}/v1/chat/completions"
+        assert node2.exec([*ask, url]).stdout == "401"
+        assert node2.exec([*ask, "-H", f"Authorization: Bearer {key}", url]).stdout == "200"
+    everywhere = """ps axww -o args; docker ps -aq | xargs docker inspect; for name in $(docker ps -aq); do docker logs $name; done 2>&1
+        journalctl --no-pager -o cat; cat $(find /opt/lodger /var/lib/lodger /etc/systemd/system/lodger-* -type f)"""
+    seen = node2.exec(everywhere).stdout
+    assert "launch_server" in seen
+    assert key not in seen
+    assert node2.exec("stat -c '%a %U' /etc/lodger/keys/qwen38; ls /etc/lodger/keys").stdout.split() == [
+        "600",
+        "root",
+        "qwen38",
+    ]
+    written = [file.read_text(errors="replace") for file in site.journal.rglob("*") if file.is_file()]
+    assert written
+    assert all(key not in text for text in [*written, ran.out, ran.err, verified.out, verified.err, smoked.out, smoked.err])

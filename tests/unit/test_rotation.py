@@ -1,0 +1,166 @@
+"""A worker is out of its pool's routers while it changes, and comes back only when it serves what the pool serves."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from lodger import facts
+from lodger.facts import Facts
+from lodger.membership import Mate, Seat
+from lodger.states.base import NoUndo
+from lodger.states.rotation import LeaverDrained, Place, PoolComplete, Roll, WorkerDrained, WorkerJoined
+from tests.unit.readings import HOST, base, container, ours, readings, serving, worker
+
+IDENTITY = {"served_model_name": "q", "context_length": "131072", "tool_call_parser": "qwen3_coder"}
+ROUTER, STANDBY = "http://node2:30002", "http://127.0.0.1:30002"
+OWN, MATE = "http://127.0.0.1:30000", "http://node2:30000"
+SEATS = (Seat(ROUTER, "http://node1:30000"), Seat(STANDBY, OWN))
+PLACE = Place(OWN, SEATS, (Mate("worker a on node2", MATE),))
+ALONE = Place(OWN, SEATS)
+NEW = worker("a", config="new", identity=IDENTITY)
+OLD = worker("a", config="old", identity=IDENTITY)
+IN = {ROUTER: {"http://node1:30000": True, MATE: True}, STANDBY: {OWN: True, MATE: True}}
+OUT = {ROUTER: {MATE: True}, STANDBY: {MATE: True}}
+
+
+def seen(
+    rotation: Mapping[str, Any],
+    *,
+    runs: Any = OLD,
+    identities: Mapping[str, Mapping[str, str]] | None = None,
+    place: Place = PLACE,
+) -> Facts:
+    told = {OWN: IDENTITY, MATE: IDENTITY} if identities is None else identities
+    there = [ours(runs)] if runs else [container("somebody")]
+    return readings(
+        base(containers=there)
+        | {
+            place.rotation: rotation,
+            place.identities: told,
+            facts.serving_fact(NEW.container, NEW.unit, HOST): serving(),
+        }
+    )
+
+
+def scripts(commands: Any) -> str:
+    assert not isinstance(commands, NoUndo)
+    return "\n".join(command.script for command in commands)
+
+
+DRAINED = WorkerDrained(NEW, HOST, PLACE)
+JOINED = WorkerJoined(NEW, HOST, PLACE)
+
+
+def test_a_worker_that_runs_something_else_leaves_every_router_before_it_is_stopped() -> None:
+    assert DRAINED.missing(seen(IN)) == f"{ROUTER} and {STANDBY} sends it requests"
+    done = scripts(DRAINED.act(seen(IN)))
+    assert done.count("DELETE") == 2
+    assert done.index("DELETE") < done.index("still running")
+    assert DRAINED.missing(seen(OUT)) == ""
+
+
+@pytest.mark.parametrize("runs", [NEW, None])
+def test_a_worker_that_stays_as_it_is_or_does_not_run_is_left_where_it_is(runs: Any) -> None:
+    assert DRAINED.missing(seen(IN, runs=runs)) == ""
+
+
+def test_a_router_that_is_away_holds_nobody_up() -> None:
+    away = {ROUTER: None, STANDBY: None}
+    assert DRAINED.missing(seen(away)) == ""
+    assert JOINED.missing(seen(away, runs=NEW)) == ""
+
+
+def test_only_the_routers_that_list_it_are_told() -> None:
+    half = {**OUT, ROUTER: IN[ROUTER]}
+    assert scripts(DRAINED.act(seen(half))).count("DELETE") == 1
+
+
+def test_the_pools_only_worker_says_that_there_will_be_a_gap_and_how_long() -> None:
+    state = WorkerDrained(NEW, HOST, ALONE)
+    only = {ROUTER: {"http://node1:30000": True}, STANDBY: {OWN: True}}
+    assert "there will be no answers until it is ready again (a start may take 900 s)" in state.missing(seen(only, place=ALONE))
+    measured = {OWN: {**IDENTITY, "scheduler_e2e": "71.6"}}
+    assert "(its last start took 72 s)" in state.missing(seen(only, place=ALONE, identities=measured))
+    assert "no answers" not in state.missing(seen(IN, place=ALONE)), "somebody else is behind the router"
+
+
+@pytest.mark.parametrize("state", [DRAINED, JOINED])
+def test_a_mate_that_serves_something_else_is_named_unless_this_command_changes_it_too(state: Any) -> None:
+    other = {OWN: IDENTITY, MATE: {**IDENTITY, "context_length": "65536"}}
+    (blocker,) = state.blockers(seen(OUT, runs=NEW, identities=other))
+    assert (blocker.what, blocker.awaits) == ("worker a on node2 does not serve what the rest of its pool is to serve", "")
+    assert blocker.cause == "context_length 65536 instead of 131072"
+    together = Place(OWN, SEATS, (Mate("worker a on node2", MATE, changing=True),))
+    assert type(state)(NEW, HOST, together).blockers(seen(OUT, runs=NEW, identities=other)) == []
+    assert state.blockers(seen(OUT, runs=NEW, identities={OWN: IDENTITY, MATE: {}})) == [], "who does not answer is not judged"
+
+
+def test_a_stranger_in_our_own_place_does_not_join() -> None:
+    stranger = {OWN: {**IDENTITY, "served_model_name": "llama"}, MATE: IDENTITY}
+    (blocker,) = JOINED.blockers(seen(OUT, runs=NEW, identities=stranger))
+    assert blocker.cause == "served_model_name llama instead of q"
+    assert JOINED.blockers(seen(IN, runs=OLD, identities=stranger)) == [], "what runs now is about to be changed"
+
+
+def test_a_worker_joins_every_router_that_answers_and_lacks_it() -> None:
+    assert JOINED.missing(seen(OUT, runs=NEW)) == f"{ROUTER} does not send it requests"
+    assert scripts(JOINED.act(seen(OUT, runs=NEW))).count("POST") == 2
+    unwell = {ROUTER: {"http://node1:30000": False}, STANDBY: {OWN: True}}
+    assert JOINED.missing(seen(unwell, runs=NEW)) == f"{ROUTER} does not send it requests"
+    assert JOINED.missing(seen(IN, runs=NEW)) == ""
+
+
+def test_the_undo_of_a_join_drains_before_what_follows_stops_the_worker() -> None:
+    undo = scripts(JOINED.undo(seen(OUT), seen(IN, runs=NEW)))
+    assert undo.count("DELETE") == 2
+    assert "still running" in undo
+    assert JOINED.undone(seen(OUT), seen(IN, runs=NEW)) == f"{ROUTER} still sends it requests"
+    assert JOINED.undone(seen(OUT), seen(OUT)) == ""
+    assert isinstance(JOINED.undo(seen(OUT), seen(OUT)), NoUndo)
+
+
+def test_the_undo_of_a_leave_puts_back_exactly_what_was_there() -> None:
+    half = {**OUT, ROUTER: IN[ROUTER]}
+    undo = scripts(DRAINED.undo(seen(half), seen(OUT)))
+    assert undo.count("POST") == 1
+    assert ROUTER in undo
+    assert DRAINED.undone(seen(half), seen(OUT)) == f"{ROUTER} does not send it requests again"
+    assert DRAINED.undone(seen(half), seen(half)) == ""
+    assert isinstance(DRAINED.undo(seen(OUT), seen(OUT)), NoUndo)
+    lost = {ROUTER: None, STANDBY: OUT[STANDBY]}
+    assert DRAINED.undone(seen(half), seen(lost)) == "", "a router that went away meanwhile is not this run's to bring back"
+
+
+def test_who_is_to_be_removed_leaves_whatever_it_runs_and_whoever_stays() -> None:
+    state = LeaverDrained(NEW, HOST, PLACE)
+    other = {OWN: IDENTITY, MATE: {**IDENTITY, "context_length": "65536"}}
+    assert state.missing(seen(IN, runs=NEW))
+    assert state.blockers(seen(IN, runs=NEW, identities=other)) == []
+
+
+ROLL = Roll(STANDBY, {OWN: "worker a on node1", MATE: "worker a on node2"})
+COMPLETE = PoolComplete(ROLL)
+
+
+def listed(workers: Mapping[str, bool] | None, serving: tuple[str, ...] = (OWN, MATE)) -> Facts:
+    rotation, identities = COMPLETE.facts
+    told = {url: (IDENTITY if url in serving else {}) for url in (OWN, MATE)}
+    return readings({rotation: {STANDBY: workers}, identities: told})
+
+
+def test_a_pool_is_complete_with_all_that_serve_and_nobody_else() -> None:
+    assert COMPLETE.missing(listed({OWN: True, MATE: True})) == ""
+    assert COMPLETE.missing(listed({OWN: True}, serving=(OWN,))) == "", "who does not serve yet is not missed"
+    assert COMPLETE.missing(listed(None)) == ""
+    assert COMPLETE.missing(listed({OWN: True})) == f"worker a on node2 serves and is not in the rotation of {STANDBY}"
+    stranger = COMPLETE.missing(listed({OWN: True, MATE: True, "http://x:1": True}))
+    assert stranger == f"http://x:1 is in the rotation of {STANDBY} and no worker of its pool"
+
+
+def test_strangers_leave_and_the_missing_join() -> None:
+    done = scripts(COMPLETE.act(listed({"http://x:1": True, OWN: True})))
+    assert ("DELETE" in done, "http%3A%2F%2Fx%3A1" in done) == (True, True)
+    assert (done.count("POST"), MATE in done) == (1, True)
