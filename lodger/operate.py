@@ -26,7 +26,7 @@ from lodger.states.release import Content, manifest
 from lodger.states.served import Smoke
 from lodger.states.service import Managed, services
 
-_ENGINE_IMAGE_ROOM = 40 * 2**30  # bytes: 17.3 GiB compressed is kept while about twice that is unpacked
+ENGINE_IMAGE_ROOM = 40 * 2**30  # bytes: 17.3 GiB compressed is kept while about twice that is unpacked
 _FIRST: tuple[Fact[Any], ...] = (facts.MACHINE, facts.DEPLOYED, *facts.FOOTPRINT)
 
 
@@ -156,7 +156,7 @@ def deploy(
             models={
                 name: (f"{host.models_dir}/{fleet.models[name].directory}", fleet.models[name].size_bytes) for name in models
             },
-            image_room=dict.fromkeys(engine_images, _ENGINE_IMAGE_ROOM),
+            image_room=dict.fromkeys(engine_images, ENGINE_IMAGE_ROOM),
             turns=turns(host),
             neighbours=neighbours(host),
             replaced=tuple((n.kind, name) for name, n in host.neighbours.items() if n.policy == "replace"),
