@@ -165,7 +165,7 @@ def doctor(
     del c
     from lodger import checkout, runs
     from lodger.errors import worst
-    from lodger.findings import document
+    from lodger.findings import write
     from lodger.report import Terminal
 
     fleet = inventory(hosts_dir)
@@ -174,7 +174,7 @@ def doctor(
         if one.error is not None:
             Terminal().error(one.error)
     if report:
-        Path(report).write_text(document(found, checkout.revision()), encoding="utf-8")
+        write(Path(report), found, checkout.revision())
     if json:
         print_json([one.as_json() for one in found])
     else:

@@ -44,11 +44,11 @@ def _ok(what: str, measured: str = "") -> Finding:
 
 @dataclass(frozen=True)
 class Probe:
-    """What a container with all GPUs said: its image, exit code, output. ``absent``: the image is not on the host."""
+    """What a container with all GPUs said. ``image`` is "" where none is pinned, ``absent`` says that the host lacks it."""
 
-    image: str
-    code: int
-    said: str
+    image: str = ""
+    code: int = 0
+    said: str = ""
     absent: bool = False
 
 
@@ -64,8 +64,11 @@ class Patient:
 
     @property
     def driver(self) -> facts.Driver:
-        """The driver as nvidia-smi and the kernel show it."""
-        return self.read[facts.DRIVER]
+        """The driver as nvidia-smi and the kernel show it; one that cannot be read is one that does not work."""
+        try:
+            return self.read[facts.DRIVER]
+        except Unreadable as error:
+            return facts.Driver("", "", error.what, ())
 
     @property
     def answers(self) -> bool:
@@ -148,7 +151,7 @@ def identity(at: Patient) -> Iterator[Finding]:
 
 def driver(at: Patient) -> Iterator[Finding]:
     """See that the driver works, is the declared one, and runs the images' CUDA."""
-    found, host = at.driver, at.host
+    found, host = at.read[facts.DRIVER], at.host
     upgrade = f"./ops runbook driver-upgrade --host {host.name}"
     if "not found" in found.complaint and "nvidia-smi" in found.complaint:
         measured = f"the kernel has {found.loaded or 'no NVIDIA module'}"
@@ -413,7 +416,9 @@ def log(at: Patient) -> Iterator[Finding]:
     if not said.source:
         yield _warning("the kernel's log cannot be read", "neither journalctl -k nor dmesg", "look for NVRM: Xid by hand")
         return
-    buses = {link.bus: gpu for gpu, link in at.read[health.LINKS].items()} if at.answers else {}
+    buses: dict[str, int] = {}
+    with contextlib.suppress(Unreadable):
+        buses = {link.bus: gpu for gpu, link in at.read[health.LINKS].items()}
     last = {(xid.bus, xid.number): xid.text for xid in said.xids}
     for (bus, number), count in Counter((xid.bus, xid.number) for xid in said.xids).items():
         where = f"GPU {buses[bus]}" if bus in buses else "a GPU that nvidia-smi does not show"
@@ -452,6 +457,9 @@ def probe(at: Patient) -> Iterator[Finding]:
     """See that a container with all GPUs runs (only with --probe)."""
     ran = at.probe
     if ran is None:
+        return
+    if not ran.image:
+        yield _note("nothing was probed: no worker's image has a digest", "", "./ops pin")
         return
     last = (ran.said.strip().splitlines() or ["it printed nothing"])[-1]
     if ran.absent:
@@ -594,8 +602,8 @@ def mounts(at: Patient) -> Iterator[Finding]:
             measured = f"{mount.source} ({mount.kind}) on {where}: {mount.trouble}"
             todo = "whatever touches it hangs or fails: look at its server, then umount -l and mount again with its users"
             yield _error("a mount is dead", measured, todo)
-    if alive := [where for where, mount in found.items() if not mount.trouble]:
-        yield _ok("network mounts answer", ", ".join(alive))
+    alive = [where for where, mount in found.items() if not mount.trouble]
+    yield _ok("network mounts that answer", ", ".join(alive) or "none")
 
 
 Check = Callable[[Patient], Iterator[Finding]]
@@ -611,7 +619,8 @@ def examine(at: Patient) -> list[Finding]:
     at = replace(at, read=_without_docker(at.read))
     for check in CHECKS:
         try:
-            found += [replace(one, check=check.__name__) for one in check(at)]
+            for one in check(at):  # one by one: what a check said before it could not go on stands
+                found.append(replace(one, check=check.__name__))
         except Unreadable as error:
             found.append(replace(_unread(error, at), check=check.__name__))
     return sorted(found, key=lambda one: list(Severity).index(one.severity))
@@ -620,7 +629,7 @@ def examine(at: Patient) -> list[Finding]:
 def _without_docker(read: Facts) -> Facts:
     """Return ``read`` as of a host with no containers where dockerd does not answer: `tools` says so, the others go on."""
     code, _ = read.sections.get(facts.CONTAINERS.name, (0, ""))
-    return read if code == 0 else Facts({**read.sections, facts.CONTAINERS.name: (0, "")}, read.host)
+    return read if code == 0 else read.replaced(facts.CONTAINERS, "")
 
 
 def _unread(error: Unreadable, at: Patient) -> Finding:
@@ -651,20 +660,19 @@ trap 'docker rm -f "$name" >/dev/null 2>&1' EXIT
 trap 'exit 129' HUP INT TERM
 echo ran
 timeout -s KILL {PROBE_PATIENCE:g} docker run --rm --name "$name" --label io.lodger.host={host.name} --pull never \\
-    --network none --gpus all --entrypoint nvidia-smi "$image" {ask} 2>&1 </dev/null
+    --network none --gpus all --entrypoint nvidia-smi "$image" {ask} 2>&1 </dev/null &
+wait $!
 echo "code=$?\""""
     return Command(script, why="run a GPU container", timeout=PROBE_PATIENCE + 30)
 
 
 def probed(fleet: Fleet, host: Host, text: str) -> Probe:
-    """Return what the output of :func:`probing` says; raise ValueError for anything else."""
+    """Return what the output of :func:`probing` says."""
     image = fleet.images[next(fleet.pools[worker.pool].image for worker in host.workers.values())].reference
+    said, _, code = text.removeprefix("ran\n").rpartition("code=")
     if text.strip() == "absent":
         return Probe(image, 0, "", absent=True)
-    head, _, code = text.rpartition("code=")
-    if not head.startswith("ran\n"):
-        raise ValueError(f"the probe said {text[:200]!r}")
-    return Probe(image, int(code), head.removeprefix("ran\n"))
+    return Probe(image, int(code), said) if code.strip().isdigit() else Probe(image, 1, text)
 
 
 # ---------------------------------------------------------------- what stays at the site

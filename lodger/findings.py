@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from pathlib import Path
 from typing import Any
 
 from lodger.errors import LodgerError
@@ -106,6 +107,14 @@ def document(hosts: Sequence[Examined], revision: str) -> str:
         for kind, words in {"host": [host.host], **host.private}.items():
             private.setdefault(kind, []).extend(words)
     return redacted("\n".join(lines), private)
+
+
+def write(path: Path, hosts: Sequence[Examined], revision: str) -> None:
+    """Write :func:`document` to ``path``; raise LodgerError where that cannot be."""
+    try:
+        path.write_text(document(hosts, revision), encoding="utf-8")
+    except OSError as error:
+        raise LodgerError(f"the report cannot be written to {path}", cause=error.strerror or str(error)) from error
 
 
 def _line(text: str) -> str:

@@ -263,13 +263,11 @@ def _unescaped(word: str) -> str:
 
 def _network_mounts(text: str) -> dict[str, Mount]:
     mounts: dict[str, Mount] = {}
-    for line in text.split("\n"):
-        fields = line.split(" ", 4)
-        if len(fields) == 5:  # the message of the last may have blanks, or be empty
-            code, source, where, kind, said = fields
-            hung = f"no answer within {_MOUNT_ANSWERS} s"
-            trouble = "" if code == "0" else hung if code == str(KILLED) else said.rpartition(": ")[2] or f"exit code {code}"
-            mounts[_unescaped(where)] = Mount(_unescaped(source), kind, trouble)
+    for line in filter(None, text.split("\n")):
+        code, source, where, kind, said = line.split(" ", 4)  # the message may have blanks, or be empty
+        hung = f"no answer within {_MOUNT_ANSWERS} s"
+        trouble = "" if code == "0" else hung if code == str(KILLED) else said.rpartition(": ")[2] or f"exit code {code}"
+        mounts[_unescaped(where)] = Mount(_unescaped(source), kind, trouble)
     return mounts
 
 

@@ -244,9 +244,9 @@ def examine(fleet: Fleet, host: Host, *, probe: bool) -> Examined:
 
             read = facts.parse(connection.run(doctor.reading(fleet, host), hear).check().stdout, host.name)
             _refuse_other(host, read)
-            ran = None
-            if probe and (command := doctor.probing(fleet, host)) is not None:
-                ran = doctor.probed(fleet, host, connection.run(command).stdout)
+            ran, command = None, doctor.probing(fleet, host)
+            if probe:
+                ran = doctor.probed(fleet, host, connection.run(command).stdout) if command else doctor.Probe()
             patient = doctor.Patient(fleet, host, read, (left, arrived or time.time()), ran)
             seconds, trips = time.monotonic() - start, connection.round_trips
             return Examined(host.name, doctor.examine(patient), None, doctor.private(fleet, host, read), trips, seconds)

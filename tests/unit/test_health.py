@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -31,7 +32,7 @@ NIC Legend:
 PEERS_OF_TWO = " \tGPU0\tGPU1\t\n GPU0\tX\tCNS\t\n GPU1\tOK\tX\t\n\nLegend:\n\n  X    = Self\n  CNS  = Chipset not supported\n"
 
 
-def through_sh(fact: Fact[object]) -> facts.Facts:
+def through_sh(fact: Fact[Any]) -> facts.Facts:
     done = subprocess.run(["sh", "-c", facts.script([fact])], capture_output=True, text=True, check=False, timeout=30)
     return facts.parse(done.stdout)
 
@@ -84,7 +85,7 @@ def test_memory_errors_of_cards_that_count_them_and_of_cards_that_do_not() -> No
 @pytest.mark.parametrize(
     "text", ["", "Unable to determine the device handle for GPU0000:0A:00.0: Unknown Error\n", "\x00,,,,\n"]
 )
-def test_what_is_no_answer_raises(fact: Fact[object], text: str) -> None:
+def test_what_is_no_answer_raises(fact: Fact[Any], text: str) -> None:
     with pytest.raises(ValueError, match="no "):
         fact.parse(text)
 
@@ -197,7 +198,7 @@ def test_only_network_mounts_are_asked(tmp_path: Path) -> None:
         health.DOCKER_ROOM,
     ],
 )
-def test_a_machine_with_none_of_it_is_read_all_the_same(fact: Fact[object]) -> None:
+def test_a_machine_with_none_of_it_is_read_all_the_same(fact: Fact[Any]) -> None:
     through_sh(bounded(fact, 20))[fact]
 
 
