@@ -151,6 +151,45 @@ def smoke(
     finish(side_by_side(chosen(fleet, host), lambda one: act(fleet, one, worker)), as_json_array=json)
 
 
+_DOCTOR = {
+    **_HOST,
+    "probe": "run a container with all GPUs too; it pulls nothing and is removed",
+    "report": "write everything to this file, without names, addresses, ids and secrets",
+}
+
+
+@task(help=_DOCTOR)
+@reports_errors
+def doctor(
+    c: Context,
+    host: str | None = None,
+    probe: bool = False,
+    report: str | None = None,
+    json: bool = False,
+    hosts_dir: str | None = None,
+) -> None:
+    """Name what is wrong with hosts, or soon will be, and what to do about it; they are only read."""
+    del c
+    from lodger import checkout, runs
+    from lodger.errors import worst
+    from lodger.findings import write
+    from lodger.report import Terminal
+
+    fleet = inventory(hosts_dir)
+    found = side_by_side(chosen(fleet, host), lambda one: runs.examine(fleet, one, probe=probe))
+    for one in found:
+        if one.error is not None:
+            Terminal().error(one.error)
+    if report:
+        write(Path(report), found, checkout.revision())
+    if json:
+        print_json([one.as_json() for one in found])
+    else:
+        print("\n\n".join(one.text() for one in found))
+    if code := worst([one.exit_code for one in found]):
+        raise Exit(code=code)
+
+
 @task(help={"out": "folder to write into", "host": _HOST["host"], "hosts-dir": _HOST["hosts-dir"], "json": _HOST["json"]})
 @reports_errors
 def render(c: Context, out: str, host: str | None = None, hosts_dir: str | None = None, json: bool = False) -> None:
@@ -358,7 +397,7 @@ def bench_deploy(_: Context, host: str | None = None, hosts_dir: str | None = No
         print(benchmark.run(fleet, one, times))
 
 
-ns = Collection(deploy, plan, rollback, verify, smoke, render, lint, capacity, pin, journal, postmortem, test)
+ns = Collection(deploy, plan, rollback, verify, smoke, doctor, render, lint, capacity, pin, journal, postmortem, test)
 ns.add_collection(Collection("runbook", check=runbook_check))
 ns.collections["runbook"].add_task(runbook, name="run", default=True)
 ns.add_collection(lab)

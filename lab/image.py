@@ -35,7 +35,7 @@ cp -rT /lab/image/twin /
 chmod 440 /etc/sudoers.d/operator
 install /lab/gpu/container_hook.py /usr/bin/nvidia-container-runtime-hook
 install -Dt /usr/lib/twin/driver /lab/driver/inside/* /lab/gpu/nvidia_smi.py
-for program in lsmod modinfo modprobe rmmod; do
+for program in dmesg lsmod modinfo modprobe rmmod; do
     for path in /usr/bin/$program /usr/sbin/$program; do [ ! -e $path ] || ln -sf /usr/lib/twin/driver/kernel.py $path; done
 done
 # Packages come from the driver's repository beside the twin's own files; no mirror is asked.

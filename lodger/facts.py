@@ -65,6 +65,12 @@ class Facts:
     def __contains__(self, fact: Fact[Any]) -> bool:
         return fact.name in self.sections
 
+    def replaced(self, fact: Fact[Any], text: str, code: int = 0) -> Facts:
+        """Return these facts as if ``fact`` had printed ``text`` and ended with ``code``."""
+        other = Facts({**self.sections, fact.name: (code, text)}, self.host)
+        other._parsed = {name: value for name, value in self._parsed.items() if name != fact.name}
+        return other
+
     def dump(self) -> str:
         """Return the raw readings as JSON, for the ledger and the journal."""
         return json.dumps(self.sections)

@@ -30,7 +30,7 @@ from lodger.states.rotation import Place, Roll
 from lodger.states.served import Smoke
 from lodger.states.service import Managed, services
 
-_ENGINE_IMAGE_ROOM = 40 * 2**30  # bytes: 17.3 GiB compressed is kept while about twice that is unpacked
+ENGINE_IMAGE_ROOM = 40 * 2**30  # bytes: 17.3 GiB compressed is kept while about twice that is unpacked
 _FIRST: tuple[Fact[Any], ...] = (facts.MACHINE, facts.DEPLOYED, *facts.FOOTPRINT)
 
 
@@ -214,7 +214,7 @@ def deploy(
             models={
                 name: (f"{host.models_dir}/{fleet.models[name].directory}", fleet.models[name].size_bytes) for name in models
             },
-            image_room=dict.fromkeys(engine_images, _ENGINE_IMAGE_ROOM),
+            image_room=dict.fromkeys(engine_images, ENGINE_IMAGE_ROOM),
             turns=turns(host, gone),
             neighbours=neighbours(host),
             replaced=tuple((n.kind, name) for name, n in host.neighbours.items() if n.policy == "replace"),

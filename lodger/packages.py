@@ -63,7 +63,7 @@ def _dpkg(text: str) -> Dpkg:
     return Dpkg(packages, " ".join(parts["complaint"].split()), parts["busy"].strip())
 
 
-# The lock is a record lock: /proc/locks says who holds it without touching it.
+# The lock is a record lock: /proc/locks says who holds it without touching it. And apt is to take none, and to write no cache.
 DPKG = Fact(
     "dpkg",
     r"""echo @packages
@@ -72,7 +72,7 @@ echo @held
 apt-mark showhold
 echo @complaint
 dpkg --audit 2>&1
-apt-get check -qq 2>&1 | grep -v '^W:' | head -n 3
+apt-get check -qq -o Debug::NoLocking=true -o Dir::Cache::pkgcache= -o Dir::Cache::srcpkgcache= 2>&1 | grep -v '^W:' | head -n 3
 echo @busy
 for lock in /var/lib/dpkg/lock-frontend /var/lib/dpkg/lock /var/lib/apt/lists/lock; do
     inode=$(stat -c %i "$lock" 2>/dev/null) || continue

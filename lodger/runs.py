@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import getpass
 import os
+import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,6 +16,7 @@ from lodger.command import Transport
 from lodger.engine import Engine, Mark, Outcome, Plan, StateOutcome
 from lodger.errors import LodgerError, Refused, StateFailed, UsageError
 from lodger.facts import Facts
+from lodger.findings import Examined
 from lodger.gate import Gates
 from lodger.inventory import Fleet, Host
 from lodger.journal import Journal, run_id
@@ -217,11 +219,7 @@ def _looking(host: Host, task: str, act: Callable[[Ssh, Outcome], None]) -> Outc
     outcome = Outcome(host.name, task)
     try:
         with Ssh(host, cancelled=cli.stop.is_set) as connection:
-            machine = facts.parse(connection.run(facts.command([facts.MACHINE])).check().stdout, host.name)[facts.MACHINE]
-            if host.machine_id is not None and machine.machine_id != host.machine_id:
-                raise Refused(
-                    "this is the wrong machine", cause=f"its machine-id is {machine.machine_id}", hint="check `address:`"
-                )
+            _refuse_other(host, facts.parse(connection.run(facts.command([facts.MACHINE])).check().stdout, host.name))
             act(connection, outcome)
             outcome.round_trips = connection.round_trips
     except LodgerError as error:
@@ -229,6 +227,39 @@ def _looking(host: Host, task: str, act: Callable[[Ssh, Outcome], None]) -> Outc
         outcome.error, outcome.mark = error, Mark.REFUSED if error.exit_code == 3 else Mark.FAILED
     outcome.seconds = time.monotonic() - start
     return outcome
+
+
+def examine(fleet: Fleet, host: Host, *, probe: bool) -> Examined:
+    """Return what is wrong with ``host``; it is only read, in one round trip, and a second one for a ``probe``."""
+    from lodger import doctor  # noqa: PLC0415  only this task needs it
+
+    start = time.monotonic()
+    try:
+        with Ssh(host, cancelled=cli.stop.is_set) as connection:
+            left, arrived = time.time(), 0.0
+
+            def hear(line: str) -> None:
+                nonlocal arrived
+                arrived = arrived or (time.time() if re.fullmatch(r"\d+\.\d+", line) else 0.0)  # the clock, read first
+
+            read = facts.parse(connection.run(doctor.reading(fleet, host), hear).check().stdout, host.name)
+            _refuse_other(host, read)
+            ran, command = None, doctor.probing(fleet, host)
+            if probe:
+                ran = doctor.probed(fleet, host, connection.run(command).stdout) if command else doctor.Probe()
+            patient = doctor.Patient(fleet, host, read, (left, arrived or time.time()), ran)
+            seconds, trips = time.monotonic() - start, connection.round_trips
+            return Examined(host.name, doctor.examine(patient), None, doctor.private(fleet, host, read), trips, seconds)
+    except LodgerError as error:
+        error.host = error.host or host.name
+        return Examined(host.name, error=error, seconds=time.monotonic() - start)
+
+
+def _refuse_other(host: Host, read: Facts) -> None:
+    """Refuse a machine that is not the one meant."""
+    found = read[facts.MACHINE].machine_id
+    if host.machine_id is not None and found != host.machine_id:
+        raise Refused("this is the wrong machine", cause=f"its machine-id is {found}", hint="check `address:`")
 
 
 def verify(fleet: Fleet, host: Host) -> Outcome:

@@ -1,4 +1,4 @@
-"""What can go wrong with a twin's driver, switched on and off from outside.
+"""What can go wrong with a twin's driver and hardware, switched on and off from outside.
 
 A fault is a file below /var/lib/twin/faults: it lasts over a reboot, and no snapshot of the judge sees it.
 """
@@ -12,7 +12,12 @@ from lab.twin import Twin
 FOLDER = "/var/lib/twin/faults"
 # Each fault, what it does, and the meaning of its value.
 KINDS = {
+    "clock-skew": "`date` is that many seconds ahead, or behind",
     "dkms-build-fails": "a dkms build of the driver version that is the value, or of any, ends with exit 10",
+    "ecc-errors": "nvidia-smi counts so many uncorrected memory errors: GPU=COUNT,...",
+    "kernel-log": "the kernel's log has this line besides",
+    "narrow-link": "a GPU's PCIe link has fewer lanes than it could: GPU=LANES,...",
+    "nvlink-bridges": "NVLink bridges join pairs of GPUs: GPU-GPU,... with the lower number first",
     "phantom-user": "the module nvidia stays in use, and no process explains it",
     "refused-version": "the kernel does not take modules of the driver version that is the value",
     "slow-preinst": "every NVIDIA package takes that many seconds before it is unpacked",
@@ -21,6 +26,7 @@ KINDS = {
     "slow-dkms-build": "a dkms build takes that many seconds (0.5)",
     "slow-modprobe": "loading takes that many seconds a module (0.1)",
     "slow-rmmod": "unloading takes that many seconds a module (0.1)",
+    "throttled": "something besides idleness keeps a GPU's clocks down: GPU=REASONS,... as nvidia-smi's bits, such as 0x40",
 }
 _LOCK = """
 import fcntl, time
@@ -37,6 +43,11 @@ def switch_on(twin: Twin, name: str, value: str | float = "") -> None:
     if name not in KINDS:
         raise ValueError(f"no fault {name!r}; there are: {', '.join(KINDS)}")
     twin.write(f"{FOLDER}/{name}", f"{value}\n")
+
+
+def xid(twin: Twin, gpu: int, number: int, text: str) -> None:
+    """Have the driver complain of a GPU in the kernel's log."""
+    switch_on(twin, "kernel-log", f"NVRM: Xid (PCI:0000:{gpu + 1:02x}:00): {number}, pid='<unknown>', name=<unknown>, {text}")
 
 
 def switch_off(twin: Twin, name: str = "") -> None:

@@ -17,9 +17,19 @@ from typing import Any
 
 DEV = Path(os.environ.get("SIM_DEV_DIR", "/dev"))
 LIBRARY = Path("/usr/lib/x86_64-linux-gnu/libnvidia-ml.so.1")
+FAULTS = Path("/var/lib/twin/faults")
 VERSION = "@VERSION@"  # of the package that brings it
 MEMORY_AT = 1 << 20
 FLOCK = "hhqqi4x"
+RENAMED_REASONS = 550  # first driver branch that takes clocks_event_reasons
+
+
+def fault(name: str, separator: str = "=") -> dict[str, str]:
+    """Return what a fault of the hardware says of each GPU, {index: value}; it is switched on as "1=4,3=8"."""
+    file = FAULTS / name
+    if "SIM_DEV_DIR" in os.environ or not file.exists():
+        return {}
+    return dict(pair.split(separator, 1) for pair in file.read_text().strip().split(",") if separator in pair)
 
 
 class Gpu:
@@ -74,7 +84,16 @@ def gpu_row(gpu: Gpu) -> Row:
     """Return what --query-gpu can ask of a GPU."""
     bus = f"00000000:{gpu.index + 1:02X}:00.0"
     now = datetime.datetime.now().astimezone().strftime("%Y/%m/%d %H:%M:%S.000")
+    index = str(gpu.index)
+    held_down = int(fault("throttled").get(index, "0x1"), 16)  # 0x1: the clocks are low because nothing runs
+    uncorrected = fault("ecc-errors").get(index, "")
+    not_counted = "[N/A]"  # a GeForce has no ECC that could be asked for
+    # The field was renamed; a later driver still takes the old name.
+    reasons = {"clocks_throttle_reasons.active": (f"0x{held_down:016x}", "")}
+    if int(gpu.info["driver"].partition(".")[0]) >= RENAMED_REASONS:
+        reasons["clocks_event_reasons.active"] = reasons["clocks_throttle_reasons.active"]
     return {
+        **reasons,
         "index": (gpu.index, ""),
         "name": (gpu.info["name"], ""),
         "gpu_name": (gpu.info["name"], ""),
@@ -89,7 +108,15 @@ def gpu_row(gpu: Gpu) -> Row:
         "memory.reserved": (0, "MiB"),
         "utilization.gpu": (0, "%"),
         "utilization.memory": (0, "%"),
-        "temperature.gpu": (41, ""),
+        "temperature.gpu": (93 if held_down & 0x60 else 41, ""),
+        "pcie.link.gen.current": (1, ""),  # of an idle GPU
+        "pcie.link.gen.max": (4, ""),
+        "pcie.link.width.current": (fault("narrow-link").get(index, "16"), ""),
+        "pcie.link.width.max": (16, ""),
+        "ecc.mode.current": ("Enabled" if uncorrected else not_counted, ""),
+        "ecc.errors.corrected.volatile.total": (0 if uncorrected else not_counted, ""),
+        "ecc.errors.uncorrected.volatile.total": (uncorrected or not_counted, ""),
+        "retired_pages.pending": (not_counted, ""),
         "power.draw": ("28.00", "W"),
         "power.limit": ("350.00", "W"),
         "persistence_mode": ("Disabled", ""),
@@ -168,6 +195,63 @@ def overview(gpus: list[Gpu]) -> int:
     return 0
 
 
+SELF = "  X    = Self"
+LINKS = f"""
+Legend:
+
+{SELF}
+  SYS  = Connection traversing PCIe as well as the SMP interconnect between NUMA nodes (e.g., QPI/UPI)
+  NODE = Connection traversing PCIe as well as the interconnect between PCIe Host Bridges within a NUMA node
+  PHB  = Connection traversing PCIe as well as a PCIe Host Bridge (typically the CPU)
+  PXB  = Connection traversing multiple PCIe bridges (without traversing the PCIe Host Bridge)
+  PIX  = Connection traversing at most a single PCIe bridge
+  NV#  = Connection traversing a bonded set of # NVLinks
+"""
+PEERS = f"""
+Legend:
+
+{SELF}
+  OK   = Status Ok
+  CNS  = Chipset not supported
+  GNS  = GPU not supported
+  TNS  = Topology not supported
+  NS   = Not supported
+  U    = Unknown
+"""
+PER_NODE = 4  # GPUs of one CPU socket
+
+
+def topology(gpus: list[Gpu], words: list[str]) -> int:
+    """Print `topo -m`, how GPUs are joined, or `topo -p2p r`, whether they read each other's memory."""
+    bridges = fault("nvlink-bridges", "-")
+
+    def bridged(one: int, other: int) -> bool:
+        return bridges.get(str(min(one, other))) == str(max(one, other))
+
+    def link(one: int, other: int) -> str:
+        return "NV4" if bridged(one, other) else "PHB" if one // PER_NODE == other // PER_NODE else "SYS"
+
+    indices = [gpu.index for gpu in gpus]
+    head = "\t".join(f"GPU{index}" for index in indices)
+    if words == ["-m"]:
+        print(f"\t{head}\tCPU Affinity\tNUMA Affinity\tGPU NUMA ID")
+        for row in indices:
+            cells = "\t".join(" X " if row == index else link(row, index) for index in indices)
+            node = row // PER_NODE
+            print(f"GPU{row}\t{cells}\t{node * 32}-{node * 32 + 31}\t{node}\t\tN/A")
+        print(LINKS)
+        return 0
+    if words == ["-p2p", "r"]:
+        print(f" \t{head}\t")
+        for row in indices:
+            cells = "\t".join("X" if row == index else "OK" if bridged(row, index) else "CNS" for index in indices)
+            print(f" GPU{row}\t{cells}\t")
+        print(PEERS)
+        return 0
+    print(f"Invalid combination of input arguments. Please run 'nvidia-smi topo -h' for help: {' '.join(words)}")
+    return 1
+
+
 def main() -> int:
     """Answer as the real program would; return its exit code."""
     parse = argparse.ArgumentParser(prog="nvidia-smi")
@@ -177,7 +261,8 @@ def main() -> int:
     parse.add_argument("--query-compute-apps", default="")
     parse.add_argument("--format", default="")
     parse.add_argument("-pm", "--persistence-mode")
-    options = parse.parse_args()
+    topo = sys.argv[1:2] == ["topo"]
+    options = parse.parse_args([] if topo else None)
     own = "SIM_DEV_DIR" not in os.environ  # devices of a run outside a twin have no library to go with
     if own and not LIBRARY.is_symlink():
         print(
@@ -203,6 +288,8 @@ def main() -> int:
         print(f"NVML library version: {'.'.join(library.split('.')[:2])}")
         return 18
     gpus = [Gpu(path) for path in paths]
+    if topo:
+        return topology(gpus, sys.argv[2:])
     if options.id:
         gpus = [gpu for gpu in gpus if {str(gpu.index), gpu.info["uuid"]} & set(options.id.split(","))]
         if not gpus:

@@ -67,7 +67,9 @@ class Upgrade:
         """Return everybody with a GPU open, but the driver's own daemons, each with its owner."""
         who = owners(read)
         return [
-            (process, who[process.pid]) for process in read[facts.PROCESSES].values() if process.devices and not _own(process)
+            (process, who[process.pid])
+            for process in read[facts.PROCESSES].values()
+            if process.devices and not is_daemon(process)
         ]
 
     def strangers(self, read: Facts) -> list[Blocker]:
@@ -84,7 +86,8 @@ class Upgrade:
         return found
 
 
-def _own(process: facts.Process) -> bool:
+def is_daemon(process: facts.Process) -> bool:
+    """Whether ``process`` is one of the driver's own daemons."""
     return process.unit in {"nvidia-persistenced.service", "nvidia-powerd.service", "nvidia-fabricmanager.service"}
 
 

@@ -29,9 +29,10 @@ class HostFit(State):
 
     def blockers(self, read: Facts) -> list[Blocker]:
         """Return everything on this host that would make a deploy fail."""
-        return [*self._tools(read), *self._room(read), *self._gpus(read)]
+        return [*self.tools(read), *self.room(read), *self._gpus(read)]
 
-    def _tools(self, read: Facts) -> list[Blocker]:
+    def tools(self, read: Facts) -> list[Blocker]:
+        """Return which programs are missing, or do not work."""
         docker = read[facts.DOCKER]
         found = []
         if not docker.client:
@@ -49,7 +50,8 @@ class HostFit(State):
             found.append(Blocker("curl is missing", "readiness is asked with it on the host", "apt-get install curl"))
         return found
 
-    def _room(self, read: Facts) -> list[Blocker]:
+    def room(self, read: Facts) -> list[Blocker]:
+        """Return which of our own folders cannot be written."""
         found = []
         for fact in self._folders:
             folder = fact.name.removeprefix("disk ")

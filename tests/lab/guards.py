@@ -14,6 +14,7 @@ from lab.run import CHECKOUT
 
 REFUSALS, DEPLOY, INTERRUPTED = "tests/lab/test_refusals.py", "tests/lab/test_deploy.py", "tests/lab/test_interrupted.py"
 BROKEN = f"{REFUSALS}::test_what_would_make_a_deploy_fail_is_refused_before_anything_is_changed"
+DOCTOR = "tests/lab/test_doctor.py"
 
 
 @dataclass(frozen=True)
@@ -185,6 +186,27 @@ GUARDS = [
         "elif found.content != content.text or",
         "elif",
         f"{DEPLOY}::test_a_file_edited_on_the_host_shows_in_the_plan_and_is_mended",
+    ),
+    Guard(
+        "a mount that hangs",
+        "lodger/health.py",
+        'timeout -s KILL {_MOUNT_ANSWERS} stat -f -- "$path" >/dev/null',
+        'stat -f -- "$path" >/dev/null',
+        f"{DOCTOR}::test_hardware_clock_ports_mounts_and_room_that_are_broken_are_named",
+    ),
+    Guard(
+        "a driver apart from its library",
+        "lodger/doctor.py",
+        'if "version mismatch" in found.complaint:',
+        "if False:",
+        f"{DOCTOR}::test_an_upgrade_that_stopped_half_way_is_named_with_what_is_apart",
+    ),
+    Guard(
+        "another machine under examination",
+        "lodger/runs.py",
+        "if host.machine_id is not None and found != host.machine_id:",
+        "if False:",
+        f"{DOCTOR}::test_a_bare_machine_is_examined_too_and_another_machine_is_refused",
     ),
 ]
 

@@ -27,7 +27,7 @@ def test_commands_of_the_manual_do_what_it_says(lab: Lab, tmp_path: Path) -> Non
     site = Site(lab, tmp_path)
     ran = 0
     for line in commands("README-ops.md"):
-        words = shlex.split(line.replace("/tmp/release", str(tmp_path / "release")))[1:]  # noqa: S108  the manual's own example
+        words = shlex.split(line.replace("/tmp/", f"{tmp_path}/"))[1:]  # noqa: S108  the manual's own example
         if words[0].split(".")[0] not in _OUTSIDE:
             site.well(*words)
             ran += 1

@@ -1,5 +1,5 @@
 #!/usr/bin/python3
-"""NVIDIA's kernel modules in a twin: lsmod, modinfo, modprobe and rmmod answer for them as the real programs would.
+"""NVIDIA's kernel modules in a twin: lsmod, modinfo, modprobe, rmmod and dmesg answer for them as the real programs would.
 
 For every other module the real programs do the work. What is loaded is kept in memory and so is gone after a reboot, when
 `kernel.py coldplug` loads what dkms left on disk, as udev does. A loaded module brings its device files and
@@ -344,6 +344,16 @@ def rmmod(words: list[str]) -> int:
     return code
 
 
+def dmesg() -> None:
+    """Print the twin's own log of the kernel; that of the machine is of no twin's hardware."""
+    version = loaded().get("nvidia")
+    lines = [f"NVRM: loading NVIDIA UNIX x86_64 Kernel Module  {version}  Mon Jan 12 07:49:57 UTC 2026"] if version else []
+    said = FAULTS / "kernel-log"
+    lines += said.read_text().splitlines() if said.exists() else []
+    for number, line in enumerate(lines):
+        print(f"[{5.104321 + number:12.6f}] {line}")
+
+
 def ours(name: str) -> str | None:
     """Return a module's name in the kernel's spelling, or None for one that is not NVIDIA's."""
     module = name.replace("-", "_")
@@ -386,6 +396,9 @@ def main() -> int:
             return modprobe(words)
         case "rmmod":
             return rmmod(words)
+        case "dmesg":
+            dmesg()
+            return 0
     coldplug()
     return 0
 
