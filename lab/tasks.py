@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -217,4 +218,32 @@ def load(_: Context, clients: int = 16, seconds: float = 30.0, url: list[str] | 
         raise Exit(code=1)
 
 
-ns = Collection("lab", aim, up, down, reset, shell, status, fault, driver_fault, load)
+@task(
+    positional=["scenario"],
+    help={
+        "scenario": "driver_upgrade or deploy",
+        "kinds": "of kill (the controller), drop (the connection), power (of the twin)",
+        "phases": "of before, during, after a command",
+        "points": "only these commands, by index: 3-9,12",
+        "twins": "how many are struck side by side",
+        "resume": "go on where the last call ended; what passed is passed over",
+    },
+)
+def crash(
+    _: Context,
+    scenario: str = "driver_upgrade",
+    kinds: str = "kill,drop,power",
+    phases: str = "before,during,after",
+    points: str = "",
+    twins: int = 1,
+    resume: bool = False,
+) -> None:
+    """Kill a run at every one of its commands, run it again, and print the table: a matter of hours."""
+    chosen = [f"--kinds={kinds}", f"--phases={phases}", f"--points={points}", f"--twins={twins}"]
+    from lab.run import CHECKOUT  # noqa: PLC0415  late, like the rest
+
+    argv = [sys.executable, "-m", "tests.lab.crash", scenario, *chosen, *(["--resume"] if resume else [])]
+    raise Exit(code=subprocess.call(argv, cwd=CHECKOUT))
+
+
+ns = Collection("lab", aim, up, down, reset, shell, status, fault, driver_fault, load, crash)

@@ -73,9 +73,18 @@ def reports_errors(body: Callable[P, T]) -> Callable[P, T]:
             if "--debug" in sys.argv or "-d" in sys.argv:
                 raise
             Terminal().error(error)
+            if kwargs.get("json"):
+                print_json([_failed(body.__name__, str(kwargs.get("host") or ""), error)])
             raise Exit(code=error.exit_code) from error
 
     return wrapped
+
+
+def _failed(task: str, host: str, error: LodgerError) -> dict[str, Any]:
+    """Return the JSON object of a task that ended before any host had an outcome of its own."""
+    said = {"what": error.what, "cause": error.cause, "hint": error.hint}
+    outcome = "refused" if error.exit_code in {2, 3} else "failed"
+    return {"host": error.host or host, "task": task, "outcome": outcome, "changed": [], "states": [], "error": said}
 
 
 def inventory(hosts_dir: str | None) -> Fleet:

@@ -105,6 +105,7 @@ def _check_ports(name: str, host: Host) -> Found:
 
 _NEIGHBOUR_NAMES: dict[str, tuple[str, str]] = {
     "unit": (r"[A-Za-z0-9:_.\\@-]+\.(service|socket|timer|target|path|mount)", "a unit's full name, such as vllm.service"),
+    "user-unit": (r"[a-z_][a-z0-9_.-]*:[A-Za-z0-9:_.\\@-]+\.service", "user:unit, such as ann:training.service"),
     "program": (r"[A-Za-z0-9_.@-]+(:[A-Za-z0-9_.@-]+)?", "a supervisord program, or group:program"),
     "container": (r"[A-Za-z0-9][A-Za-z0-9_.-]+", "a container's name"),
     "compose": (r"[a-z0-9][a-z0-9_-]*", "a Compose project's name"),

@@ -12,6 +12,7 @@ import enum
 import json
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -37,6 +38,7 @@ _POLL = 2.0  # seconds between two readings while a state comes true
 _RESTART = 60.0  # seconds that a daemon of the host may take to come back while something is undone
 _SETTLE = 1200.0  # seconds that a command of an earlier run may still take (the longest stop of a worker is 930)
 _ATTEMPTS = 3  # how often a state is acted on again after a lost connection
+_BOOTS = 3  # how often the states are gone through when the host boots in mid run
 
 
 class Mark(enum.StrEnum):
@@ -61,6 +63,7 @@ class Ledger:
     before: str
     acted: tuple[str, ...] = ()
     stops: tuple[str, ...] = ()
+    version: int = 1
 
     def text(self) -> str:
         """Return the file's content."""
@@ -70,13 +73,18 @@ class Ledger:
     def load(text: str, runbook: str) -> Ledger | None:
         """Return the ledger in ``text``, None for an empty one.
 
-        Raises Refused for one that nobody can read, and for one that a run of ``runbook`` would end without putting back
-        what it names: a deploy and a rollback go on from each other, any other run has to be finished itself.
+        Raises Refused for one that nobody can read, one of another version, and one that a run of ``runbook`` would end
+        without putting back what it names: a deploy and a rollback go on from each other, any other run has to be finished
+        itself.
         """
         if not text:
             return None
         try:
             data = json.loads(text)
+            if (version := data.get("version", Ledger.version)) != Ledger.version:
+                cause = f"{paths.LEDGER} has version {version}, this Lodger knows {Ledger.version}"
+                hint = f"end it with the Lodger of {data.get('operator')}, who began it as a {data.get('runbook')}"
+                raise Refused("the ledger of an unfinished run is of another version", cause=cause, hint=hint)
             footprint.of(Facts.load(data["before"]), "")  # one that does not say how the host stood is of no use
             found = Ledger(**{**data, "acted": tuple(data["acted"]), "stops": tuple(data["stops"])})
         except (ValueError, TypeError, KeyError, AttributeError, facts.Unreadable) as error:
@@ -231,6 +239,7 @@ class Engine:
         self.gates = gates or Gates()
         self.me = lock.me(user, log.run)
         self._lock_lost = threading.Event()
+        self._boot = ""  # the host's, as it was when this run last connected
 
     # ------------------------------------------------------------ one run
 
@@ -240,7 +249,8 @@ class Engine:
         outcome = Outcome(plan.host, plan.runbook, journal=self.log.run)
         try:
             self._run(plan, outcome)
-        except LodgerError as error:
+        except Exception as raised:  # noqa: BLE001  every outcome is reported as one, a mistake of ours too
+            error = self._failure(raised)
             error.host = error.host or plan.host
             outcome.error = error
             if outcome.mark not in {Mark.FAILED, Mark.UNDO_FAILED}:
@@ -300,11 +310,10 @@ class Engine:
         except LockLost:
             self.gates.fail(plan.host)
             raise
-        except (LodgerError, KeyboardInterrupt) as error:
-            interrupted = StateFailed("the run was interrupted", cause="Ctrl-C or SIGTERM")
-            failure = error if isinstance(error, LodgerError) else interrupted
-            failure.host = plan.host
-            outcome.error, outcome.mark = failure, Mark.FAILED
+        except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001  a mistake of ours must not leave a host half done
+            outcome.error = self._failure(error)
+            outcome.error.host = plan.host
+            outcome.mark = Mark.REFUSED if isinstance(error, Refused) and not run.begun else Mark.FAILED
             self.gates.fail(plan.host)
             self._no_more_stopping()
             self._undo_all(run)
@@ -313,15 +322,43 @@ class Engine:
         self._no_more_stopping()
         self._close(run)
 
+    def _failure(self, error: BaseException) -> LodgerError:
+        """Return ``error`` as a failure to report; of a mistake of ours the journal keeps where it was made."""
+        if isinstance(error, LodgerError):
+            return error
+        if isinstance(error, KeyboardInterrupt):
+            return StateFailed("the run was interrupted", cause="Ctrl-C or SIGTERM")
+        self.log.write("internal error", traceback="".join(traceback.format_exception(error))[-4000:])
+        hint = f"report it, with the traceback in the journal: ./ops journal --show {self.log.run}"
+        return StateFailed("this is a mistake in Lodger", cause=f"{type(error).__name__}: {error}", hint=hint)
+
     def _no_more_stopping(self) -> None:
         """From here on the run is being finished or undone: a Ctrl-C that came, or comes, cuts nothing off."""
         self.connection.cancelled = lambda: False
 
     def _establish_all(self, run: _Progress, read: Facts) -> None:
+        """Go through the states; once more from the first when the host has booted meanwhile."""
+        for _ in range(_BOOTS):
+            run.boot = self._boot
+            try:
+                self._walk(run, read)
+            except _Booted:
+                self.log.write("booted", boot=self._boot)
+                self.report.note(run.plan.host, "the host has booted meanwhile; beginning again with the first state")
+                run.outcome.states.clear()
+                run.outcome.changed.clear()
+                read = self._reread(run)
+            else:
+                run.outcome.mark = Mark.DONE
+                return
+        raise StateFailed(f"the host booted {_BOOTS} times in this run", hint="find out why, then run this again")
+
+    def _walk(self, run: _Progress, read: Facts) -> None:
         for step in run.steps:
             start = time.monotonic()
             state = step.state
             self._stop_if_asked()
+            self._same_boot(run, state)
             if run.stale:
                 read = self._fresh(state.facts)
             missing = state.missing(read)
@@ -344,7 +381,13 @@ class Engine:
             run.outcome.changed.append(state.name)
             if step.last_of_turn:
                 self.gates.leave(run.plan.host)
-        run.outcome.mark = Mark.DONE
+
+    def _same_boot(self, run: _Progress, state: State) -> None:
+        """Raise _Booted when what earlier states established may be gone with a boot that nobody asked for."""
+        if state.reboots:
+            run.boot = self._boot
+        elif run.boot != self._boot:
+            raise _Booted
 
     def _take_turn(self, step: Step) -> bool:
         """Wait until no other host of this command restarts something of the same pool; return whether that took a while."""
@@ -372,6 +415,7 @@ class Engine:
         command = dataclasses.replace(command, script=guard + command.script)
         read = facts.parse(self.connection.run(command).check(plan.host).stdout, plan.host)
         self._identify(read)
+        self._boot = read[facts.MACHINE].boot_id
         held = read[lock.attempt(self.me)]
         if not held.taken:
             self._contend(held, read, plan)
@@ -503,7 +547,11 @@ class Engine:
     def _settle(self) -> None:
         """Wait until no command of a lost connection, or of a run that died, is at work on the host."""
         end = time.monotonic() + _SETTLE
-        while busy := self._read([facts.BUSY])[facts.BUSY]:
+        while True:
+            read = self._read([facts.BUSY, facts.MACHINE])
+            busy, self._boot = read[facts.BUSY], read[facts.MACHINE].boot_id
+            if not busy:
+                return
             if time.monotonic() > end:
                 raise StateFailed(
                     "a command of an earlier run does not end",
@@ -555,12 +603,17 @@ class Engine:
         state = step.state
         self.report.progress(run.plan.host, f"{state.name}: {missing}")
         for blocker in state.blockers(read):
-            raise StateFailed(blocker.what, cause=blocker.cause, hint=blocker.hint, state=state.name)
+            kind = StateFailed if run.begun else Refused
+            raise kind(blocker.what, cause=blocker.cause, hint=blocker.hint, state=state.name)
+        if state.only_waits and not run.begun:
+            self._wait_first(run, state)
+            return
         self._note_intent(run, state, read, missing)
         for attempt in range(_ATTEMPTS):
             try:
                 for action in state.act(read):
                     self._stop_if_asked()
+                    self._same_boot(run, state)
                     self._perform(run, state, action)
                 break
             except ConnectionLost as error:
@@ -575,11 +628,21 @@ class Engine:
         run.stale = True
         self._await(run, state)
 
+    def _wait_first(self, run: _Progress, state: State) -> None:
+        """Wait for ``state`` before anything was begun: past its deadline there is nothing to undo, and it is a refusal."""
+        run.stale = True
+        try:
+            self._await(run, state)
+        except StateFailed as error:
+            raise Refused(error.what, cause=error.cause, hint="nothing was changed; try later", state=state.name) from error
+        run.before = self._reread(run)  # whose service ended while we only waited has lost nothing to us
+        run.ledger = dataclasses.replace(run.ledger, before=run.before.dump())
+
     def _note_intent(self, run: _Progress, state: State, read: Facts, missing: str) -> None:
         """Write the ledger on the host before the first effect of ``state``."""
         old = run.ledger
-        acted = old.acted if state.name in old.acted else (*old.acted, state.name)
-        run.ledger = Ledger(old.run, old.runbook, old.params, old.operator, old.before, acted, (*old.stops, *state.stops(read)))
+        acted, stops = dict.fromkeys((*old.acted, state.name)), dict.fromkeys((*old.stops, *state.stops(read)))
+        run.ledger = dataclasses.replace(old, acted=tuple(acted), stops=tuple(stops))
         self.log.write("intent", state=state.name, missing=missing, stops=state.stops(read))
         self._patiently(lambda: self._write_ledger(run.ledger))
         run.begun = True
@@ -615,6 +678,7 @@ class Engine:
         end = time.monotonic() + state.deadline
         while True:
             read = self._fresh(state.facts)
+            self._same_boot(run, state)
             missing = state.missing(read)
             if not missing:
                 return
@@ -660,6 +724,8 @@ class Engine:
 
     def _undo_all(self, run: _Progress) -> None:
         """Undo what this run (and the one it resumed) did, in reverse, each verified."""
+        if run.outcome.mark is Mark.REFUSED:
+            return
         self.report.note(run.plan.host, f"failed: {run.outcome.error}; undoing")
         for step in reversed(run.steps):
             if step.state.name in run.ledger.acted:
@@ -681,7 +747,8 @@ class Engine:
                 self.log.result(f"undo {state.name}", result)
                 result.check(run.plan.host)
             self._await_undone(run, state)
-        except LodgerError as error:
+        except Exception as raised:  # noqa: BLE001  whatever it was, the commands that are left must be told
+            error = self._failure(raised)
             self._mark(run.outcome, StateOutcome(state.name, Mark.UNDO_FAILED, time.monotonic() - start, str(error)))
             run.outcome.mark = Mark.UNDO_FAILED
             left = "\n".join(f"  {command}" for command in commands) or "  (run the same task again)"
@@ -727,12 +794,16 @@ class Engine:
             time.sleep(self.poll)
 
 
+class _Booted(Exception):
+    """The host has booted in mid run: what was established before may hold no longer."""
+
+
 @dataclass
 class _Progress:
     """One run while it goes on.
 
     ``before`` is how the first try found the host, ``stale`` that something was done since the first reading, ``begun``
-    that a ledger is on the host.
+    that a ledger is on the host, ``boot`` the boot that the states gone through so far count on.
     """
 
     plan: Plan
@@ -742,6 +813,7 @@ class _Progress:
     outcome: Outcome
     stale: bool = False
     begun: bool = False
+    boot: str = ""
 
     def knows(self, names: Iterable[str]) -> bool:
         """Return whether each of the states ``names`` is one of this run's."""
@@ -750,7 +822,10 @@ class _Progress:
 
 def _refusal(found: Sequence[Blocker]) -> Refused:
     first = found[0]
-    others = "".join(f"\n  also: {blocker.what}{f' ({blocker.cause})' if blocker.cause else ''}" for blocker in found[1:])
+    others = "".join(
+        f"\n  also: {blocker.what}{f' ({blocker.cause})' if blocker.cause else ''}{f'; {blocker.hint}' if blocker.hint else ''}"
+        for blocker in found[1:]
+    )
     return Refused(first.what, cause=first.cause, hint=first.hint + others)
 
 

@@ -584,6 +584,9 @@ def files_snippet(selection: str) -> str:
     )
 
 
+MANIFEST = 1  # the version of a release's manifest
+
+
 @dataclass(frozen=True)
 class Deployed:
     """Lodger's own files on the host.
@@ -608,6 +611,8 @@ class Deployed:
             raise self.no_manifest(release, str(error) if path in self.files else "it is not there") from error
         if not isinstance(data, dict):
             raise self.no_manifest(release, "it holds no object")
+        if (version := data.get("version", MANIFEST)) != MANIFEST:
+            raise self.no_manifest(release, f"it has version {version}, this Lodger knows {MANIFEST}")
         return data
 
     def no_manifest(self, release: str, why: str) -> Refused:

@@ -10,6 +10,8 @@ from lodger.command import quote
 from lodger.facts import Fact
 
 CACHE = "/var/lib/lodger/driver"
+# What every use of apt-get has in common. As its own user, apt would leave a folder of that user's among our files.
+APT = ("-q", "--allow-change-held-packages", "-o", f"Dir::Cache::archives={CACHE}/new", "-o", "APT::Sandbox::User=root")
 # Compute only: a headless host needs no GL or X11, and the metapackage that would bring them cannot be satisfied.
 STACK = ("nvidia-dkms-{0}", "nvidia-kernel-source-{0}", "libnvidia-compute-{0}", "nvidia-utils-{0}")
 

@@ -52,13 +52,17 @@ class State:
     """One condition. Subclasses say how it is read (``facts``), decided (``missing``) and established (``act``).
 
     ``name`` is unique within a run. ``deadline`` is how long (s) the condition may take to come true after the last
-    action; until then the facts are read again. ``stops`` names what the actions take down, for the ledger.
+    action; until then the facts are read again. ``stops`` names what the actions take down, for the ledger. ``only_waits``
+    says that it has no actions and that its deadline, before anything was begun, is a refusal; ``reboots`` that the host is
+    meant to boot while it is established.
     """
 
     name: str
     facts: tuple[Fact[Any], ...] = ()
     provides: frozenset[str] = frozenset()
     deadline: float = 0.0
+    only_waits: bool = False
+    reboots: bool = False
 
     def blockers(self, read: Facts) -> list[Blocker]:
         """Return why this state could not be established now."""

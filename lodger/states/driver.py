@@ -15,7 +15,7 @@ from lodger import facts, packages
 from lodger.command import Command, detached, quote, run
 from lodger.facts import Fact, Facts
 from lodger.footprint import Owner, names, owners
-from lodger.packages import CACHE, DPKG, KERNEL, Package
+from lodger.packages import APT, CACHE, DPKG, KERNEL, Package
 from lodger.states.base import Blocker, NoUndo, State
 
 _PATIENCE = 600.0  # seconds that somebody else's apt or dpkg is waited for
@@ -129,7 +129,8 @@ class UpgradePossible(State):
             found.append(
                 Blocker(f"apt cannot install driver {self._goal.version}", cause, "apt-get update, or add its repository")
             )
-        if dpkg.complaint and not read[facts.LEDGER]:  # what a cut-off run of ours left is mended by the next state
+        # Somebody else's run is waited for; what a cut-off run of ours left is mended by a later state.
+        if dpkg.complaint and not dpkg.busy and not read[facts.LEDGER]:
             found.append(Blocker("dpkg is not at peace", dpkg.complaint, "dpkg --configure -a; apt-get -f install"))
         disk = read[self._disk]
         if disk.free < _ROOM or not disk.writable:
@@ -139,7 +140,7 @@ class UpgradePossible(State):
 
 
 class DpkgFree(State):
-    """Nobody else installs packages: an unattended upgrade that runs is waited for."""
+    """Nobody else installs packages: an unattended upgrade that runs is waited for, and then it is a refusal."""
 
     def __init__(self, goal: Upgrade) -> None:
         """Take the goal."""
@@ -195,7 +196,6 @@ class PackagesCached(State):
         offered = read[self._candidates]
         _, old = self._lacking(read)
         new = packages.pinned(offered, offered)
-        options = ["-y", "-q", "--download-only", "--allow-change-held-packages", "-o", f"Dir::Cache::archives={CACHE}/new"]
         back = quote([f"{one.name}={one.version}" for one in old])
         fetch_old = f"cd {CACHE}/old && {{ apt-get download -q {back} || cp -n {_archived(old)} .; }}" if old else ":"
         return [
@@ -204,7 +204,7 @@ class PackagesCached(State):
                 why="download the packages that are installed now: the way back",
                 timeout=1800,
             ),
-            run("apt-get", "install", *options, *new, why="download the new packages", timeout=1800),
+            run("apt-get", "install", "-y", "--download-only", *APT, *new, why="download the new packages", timeout=1800),
         ]
 
     def undo(self, before: Facts, now: Facts) -> NoUndo:
@@ -222,17 +222,40 @@ def _archived(wanted: Sequence[Package]) -> str:
     return " ".join(f"/var/cache/apt/archives/{quote([one.name])}_*" for one in wanted)
 
 
-# Paths of the new packages that another package owns: "owner new-package path".
+@dataclass(frozen=True)
+class Conflict:
+    """A file that the package ``owner`` has and ``new`` brings; ``declared``: the new one says that it replaces the owner."""
+
+    owner: str
+    new: str
+    path: str
+    declared: bool
+
+
+def _conflicts(text: str) -> tuple[Conflict, ...]:
+    found = []
+    for line in text.splitlines():
+        owner, provides, new, replaces, path = line.split("|", 4)
+        # A relation with a version in it may not hold, so that it counts as none.
+        called = {owner, *(word.partition("(")[0].strip() for word in provides.split(","))}
+        found.append(Conflict(owner, new, path, bool(called & {word.strip() for word in replaces.split(",")})))
+    return tuple(found)
+
+
+# Files of the new packages that another package owns. dpkg stops at each whose package the new one does not replace.
 CONFLICTS = Fact(
     "file conflicts",
-    f"""for deb in {CACHE}/new/*.deb; do
+    rf"""for deb in {CACHE}/new/*.deb; do
     [ -e "$deb" ] || continue
-    name=$(dpkg-deb -f "$deb" Package)
-    dpkg-deb --fsys-tarfile "$deb" | tar -t | grep -v '/$' | sed 's|^\\./|/|' | xargs -r dpkg-query -S 2>/dev/null |
-        sed -n "s|^\\([^:,]*\\)[^ ]*: \\(.*\\)|\\1 $name \\2|p" | awk '$1 != $2'
+    new=$(dpkg-deb -f "$deb" Package) replaces=$(dpkg-deb -f "$deb" Replaces | tr -d '\n')
+    dpkg-deb --fsys-tarfile "$deb" | tar -t | grep -v '/$' | sed 's|^\./|/|' | xargs -r dpkg-query -S 2>/dev/null |
+        sed -n 's|^\([^:,]*\)[^ ]*: \(.*\)|\1 \2|p' | while read -r owner path; do
+        [ "$owner" = "$new" ] ||
+            printf '%s|%s|%s|%s|%s\n' "$owner" "$(dpkg-query -W -f '${{Provides}}' "$owner")" "$new" "$replaces" "$path"
+    done
 done
 true""",
-    lambda text: [tuple(line.split(" ", 2)) for line in text.splitlines() if line.count(" ") >= 2],
+    _conflicts,
 )
 
 
@@ -264,9 +287,11 @@ class DriverInstalled(State):
     def blockers(self, read: Facts) -> list[Blocker]:
         """Return a file of the new packages that somebody else's package owns."""
         return [
-            Blocker(f"{owner} owns {path}, which {new} brings too", hint=f"ask who installed {owner}; nothing was changed")
-            for owner, new, path in read[CONFLICTS]
-            if not _foreign_branch(owner, self._goal.version) and not owner.endswith(f"-{packages.branch(self._goal.version)}")
+            Blocker(f"{one.owner} owns {one.path}, which {one.new} brings too", hint=f"ask who installed {one.owner}")
+            for one in read[CONFLICTS]
+            if not one.declared
+            and not _foreign_branch(one.owner, self._goal.version)
+            and not one.owner.endswith(f"-{packages.branch(self._goal.version)}")
         ]
 
     def act(self, read: Facts) -> list[Command]:
@@ -274,9 +299,10 @@ class DriverInstalled(State):
         offered = read[self._candidates]
         wanted = packages.pinned(offered, packages.stack(self._goal.version))
         # No --no-download: a dependency that the cache lacks is still to be had.
-        options = ["-y", "-q", "--allow-change-held-packages", "-o", f"Dir::Cache::archives={CACHE}/new"]
-        install = quote(["apt-get", "install", *options, "-o", "Dpkg::Options::=--force-confold", *wanted])
-        in_the_way = sorted({owner for owner, _, _ in read[CONFLICTS] if _foreign_branch(owner, self._goal.version)})
+        install = quote(["apt-get", "install", "-y", *APT, "-o", "Dpkg::Options::=--force-confold", *wanted])
+        in_the_way = sorted(
+            {one.owner for one in read[CONFLICTS] if not one.declared and _foreign_branch(one.owner, self._goal.version)}
+        )
         remove = f"dpkg --remove --force-depends {quote(in_the_way)}\n" if in_the_way else ""
         script = f"""set -e
 export DEBIAN_FRONTEND=noninteractive
@@ -286,7 +312,7 @@ dpkg --configure -a
 apt-get -y -q -f install
 apt-mark hold {quote(packages.stack(self._goal.version))}
 dkms status"""
-        simulate = quote(["apt-get", "-s", "-q", *options[2:], "-f", "install", *([] if in_the_way else wanted)])
+        simulate = quote(["apt-get", "-s", *APT, "-f", "install", *wanted])
         return [
             Command(simulate, why="let apt simulate it first", timeout=120),
             detached("driver-install", script, why=f"install driver {self._goal.version}", timeout=_INSTALL),

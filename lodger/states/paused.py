@@ -12,13 +12,14 @@ from typing import Any
 from lodger import facts, paths
 from lodger.command import Command, quote, run
 from lodger.facts import Fact, Facts
-from lodger.footprint import Owner
+from lodger.footprint import Owner, owners
 from lodger.states.base import Blocker, NoUndo, State
 from lodger.states.rotation import Place, WorkerDrained, WorkerJoined
 from lodger.states.service import UP, Managed, ServiceReady
 from lodger.states.standing import Reading, Standing, not_back
 
 Reached = Callable[[Facts], bool]
+_WARM = 600.0  # seconds until a service that was started has its GPUs open: an engine reads its weights first
 
 
 def stopped_by_run(read: Facts) -> tuple[frozenset[str], Facts | None]:
@@ -82,8 +83,21 @@ def _not_running(was: Standing | None, now: Standing | None) -> str:
     return not_back(was, now)
 
 
+def _without_gpu(was: Standing | None, before: Facts | None, now: Facts) -> str:
+    """Return who of ``was`` had a GPU open before and has none now."""
+    if was is None or before is None:
+        return ""
+    lost = sorted(str(owner) for owner in was.owners() & _on_gpus(before) - _on_gpus(now))
+    return f"{lost[0]} has no GPU open again" if lost else ""
+
+
+def _on_gpus(read: Facts) -> frozenset[Owner]:
+    who = owners(read)
+    return frozenset(who[process.pid] for process in read[facts.PROCESSES].values() if process.gpus)
+
+
 class NeighbourResumed(State):
-    """What this run stopped of a neighbour runs again; what did not run before is left alone."""
+    """What this run stopped of a neighbour runs again, on its GPUs; what did not run before is left alone."""
 
     def __init__(self, kind: str, name: str, tell: str = "") -> None:
         """Take ``kind`` and ``name``, and the command that tells its people that it is back."""
@@ -92,8 +106,9 @@ class NeighbourResumed(State):
         self._record = f"{paths.VAR}/warned/{name}"
         self._reading = Reading(kind, name)
         self._id = f"{kind} {name}"
-        self.facts = (facts.LEDGER, self._reading.fact)
-        self.deadline = self.undo_deadline = 120.0
+        self.facts = (facts.LEDGER, self._reading.fact, *facts.FOOTPRINT)
+        self.deadline = _WARM
+        self.undo_deadline = 120.0
 
     def _was(self, read: Facts) -> Standing | None:
         stopped, before = stopped_by_run(read)
@@ -101,7 +116,9 @@ class NeighbourResumed(State):
 
     def missing(self, read: Facts) -> str:
         """Return what does not run again."""
-        return _not_running(self._was(read), self._reading.of(read))
+        _, before = stopped_by_run(read)
+        was = self._was(read)
+        return _not_running(was, self._reading.of(read)) or _without_gpu(was, before, read)
 
     def act(self, read: Facts) -> list[Command]:
         """Return the start of what ran before, and word of it."""

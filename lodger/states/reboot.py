@@ -18,6 +18,7 @@ class Rebooted(State):
         self.reads = (facts.LEDGER, facts.MACHINE, facts.SYSTEM)
         self.facts = self.reads
         self.deadline = 600.0
+        self.reboots = True
 
     def reached(self, read: Facts) -> bool:
         """Whether the boot id differs from the one before the first change."""

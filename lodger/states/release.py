@@ -33,6 +33,7 @@ class Content:
 def manifest(release: str, host: str, revision: str, services: Sequence[Managed], smoke: Mapping[str, Any]) -> str:
     """Return the manifest of a release: what it runs, from which git revision, and what its smoke checks expect."""
     data = {
+        "version": facts.MANIFEST,
         "release": release,
         "host": host,
         "revision": revision,

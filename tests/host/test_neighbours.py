@@ -30,13 +30,15 @@ def containers(host: Host, neighbour: Neighbour) -> list[tuple[bool, str]]:
 
 
 def unit(host: Host, neighbour: Neighbour) -> dict[str, str]:
-    shown = host.check_output("systemctl show -p LoadState,ActiveState,UnitFileState %s", neighbour.name)
+    user, _, name = neighbour.name.rpartition(":") if neighbour.kind == "user-unit" else ("", "", neighbour.name)
+    manager = f"systemctl --user --machine={user}@.host" if user else "systemctl"
+    shown = host.check_output(f"{manager} show -p LoadState,ActiveState,UnitFileState %s", name)
     return dict(line.split("=", 1) for line in shown.splitlines())
 
 
 def test_it_stands_as_its_policy_says(host: Host, neighbour: Neighbour) -> None:
     replaced = neighbour.policy == "replace"
-    if neighbour.kind == "unit":
+    if neighbour.kind in ("unit", "user-unit"):
         seen = unit(host, neighbour)
         assert seen["LoadState"] == "loaded", "its unit file is gone"
         if replaced:
@@ -46,9 +48,10 @@ def test_it_stands_as_its_policy_says(host: Host, neighbour: Neighbour) -> None:
         else:
             assert seen["ActiveState"] == "active"
     elif neighbour.kind == "program":
-        # The exit code is that of the program's state, so it says nothing about the question.
-        status = host.run("supervisorctl status %s", neighbour.name).stdout.split()
-        assert status[1:2] == ["STOPPED" if replaced else "RUNNING"], " ".join(status)
+        # The exit code is that of the programs' states, so it says nothing about the question.
+        lines = [line.split() for line in host.run("supervisorctl status").stdout.splitlines()]
+        mine = [line for line in lines if neighbour.name in {line[0], *line[0].split(":")}]
+        assert {line[1] for line in mine} == {"STOPPED" if replaced else "RUNNING"}, str(mine)
     else:
         seen_running = containers(host, neighbour)
         if replaced:

@@ -86,15 +86,16 @@ class Site:
     def environment(self) -> dict[str, str]:
         return {**os.environ, "LODGER_HOSTS": str(self.hosts), "LODGER_JOURNAL": str(self.journal)}
 
-    def start(self, *words: str) -> subprocess.Popen[str]:
-        """Start a task and return its process."""
-        argv = [sys.executable, "-m", "lodger.cli", *words]
+    def start(self, *words: str, first: str = "") -> subprocess.Popen[str]:
+        """Start a task and return its process; ``first`` is Python that it runs before, to shorten a wait or to plant a mistake."""
+        code = f"import sys\n{first}\nfrom lodger import cli\nsys.argv[0] = 'lodger'\ncli.main()"
+        argv = [sys.executable, *(["-c", code] if first else ["-m", "lodger.cli"]), *words]
         pipe = subprocess.PIPE
         return subprocess.Popen(argv, cwd=CHECKOUT, env=self.environment(), stdout=pipe, stderr=pipe, text=True)
 
-    def ops(self, *words: str, timeout: float = 300) -> Ran:
-        """Run a task to its end."""
-        process = self.start(*words)
+    def ops(self, *words: str, timeout: float = 300, first: str = "") -> Ran:
+        """Run a task to its end; ``first`` as in :meth:`start`."""
+        process = self.start(*words, first=first)
         try:
             out, err = process.communicate(timeout=timeout)
         except subprocess.TimeoutExpired:

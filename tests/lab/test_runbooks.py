@@ -102,6 +102,32 @@ def test_a_shell_state_that_fails_has_the_ones_before_undone(written: Callable[[
     assert node1.exec("ls /var/tmp/note", check=False).returncode != 0
 
 
+def test_a_mistake_of_our_own_is_undone_and_reported_like_any_failure(
+    written: Callable[[str], str], site: Site, node1: Twin
+) -> None:
+    node1.exec("rm -rf /var/tmp/note")
+    mistake = (
+        "from lodger.states.shell import Shell\nright = Shell.act\n"
+        "Shell.act = lambda self, read: right(self, read) if self.name != 'note_readable' else {}['a mistake']"
+    )
+    ran = site.ops("runbook", written("chmod 640 /var/tmp/note/text"), "--json", first=mistake)
+    assert ran.code == 1, str(ran)
+    assert (ran.one["error"]["what"], ran.one["error"]["cause"]) == ("this is a mistake in Lodger", "KeyError: 'a mistake'")
+    assert node1.exec("ls /var/tmp/note /var/lib/lodger/unfinished.json", check=False).stdout == ""
+    assert "Traceback" in (site.journal / ran.one["journal"] / "events.jsonl").read_text()
+
+
+def test_a_ledger_that_cannot_be_read_is_refused_in_json_too(written: Callable[[str], str], site: Site, node1: Twin) -> None:
+    name = written("chmod 640 /var/tmp/note/text")
+    for text, what in (("{", "cannot be read"), ('{"version": 2}', "is of another version")):
+        node1.write("/var/lib/lodger/unfinished.json", text)
+        ran = site.ops("runbook", name, "--json")
+        assert (ran.code, ran.one["outcome"]) == (3, "refused")
+        assert what in ran.one["error"]["what"]
+    node1.exec("rm /var/lib/lodger/unfinished.json")
+    assert node1.exec("ls /var/tmp/note", check=False).returncode != 0
+
+
 def test_a_reboot_takes_everybody_down_in_order_and_brings_everybody_back(fresh: Fresh, site: Site) -> None:
     twin = fresh("node1")
     site.well("deploy", "--host", "node1")

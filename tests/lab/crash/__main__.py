@@ -1,47 +1,129 @@
-"""Strike a run at every point and print the table: `python -m tests.lab.crash [SCENARIO] [KIND,KIND]`, or `./ops lab.crash`."""
+"""Strike a run at every point and print the table: `python -m tests.lab.crash [SCENARIO] ...`, or `./ops lab.crash`.
+
+Every point's result is kept in `.lab/crash/<scenario>.jsonl` as soon as it is known: `--resume` goes on from there, and passes
+over what passed.
+"""
 
 from __future__ import annotations
 
+import argparse
+import json
+import queue
+import shutil
 import sys
 import tempfile
+import threading
 import time
 from collections import Counter
+from collections.abc import Collection
 from pathlib import Path
 
 from lab.lab import Lab
 from lab.run import CHECKOUT
 from tests.lab.crash import scenarios
-from tests.lab.crash.harness import KINDS, PHASES, commands, points, strike
+from tests.lab.crash.harness import KINDS, PHASES, Acted, Point, commands, points, strike
 from tests.lab.site import Site
+
+FOLDER = CHECKOUT / ".lab" / "crash"
+SCENARIOS = ("driver_upgrade", "deploy")
+
+
+class Bench:
+    """One twin to strike at, with a lab, an inventory and a mailbox of its own."""
+
+    def __init__(self, name: str, number: int, folder: Path) -> None:
+        only = FOLDER / f"hosts-{number}"  # of the inventory only the host that is struck: another twin would only take time
+        shutil.rmtree(only, ignore_errors=True)
+        shutil.copytree(CHECKOUT / "hosts", only)
+        (only / "node2.yml").unlink()
+        lab = Lab(FOLDER / str(number), only)
+        lab.up()
+        self.scenario = getattr(scenarios, name)(lab)
+        self.site, self.mailbox = Site(lab, folder / f"site-{number}"), folder / f"mailbox-{number}"
+
+
+class Table:
+    """What became of each point, on disk and in words."""
+
+    def __init__(self, path: Path, acted: list[Acted]) -> None:
+        self.path, self.acted = path, acted
+        self.wrong: dict[Point, list[str]] = {}
+        self._lock = threading.Lock()
+
+    def load(self) -> None:
+        """Take over what an earlier call found."""
+        for line in self.path.read_text().splitlines() if self.path.exists() else []:
+            data = json.loads(line)
+            self.wrong[Point(data["kind"], data["index"], data["phase"])] = data["wrong"]
+
+    def add(self, point: Point, wrong: list[str], said: str) -> None:
+        """Note and print what became of ``point``."""
+        with self._lock, self.path.open("a") as file:
+            self.wrong[point] = wrong
+            file.write(json.dumps({**point.__dict__, "wrong": wrong}) + "\n")
+            where = f"{point} ({self.acted[point.index].why})"
+            print(f"WRONG  {where}: {wrong}\n{said}" if wrong else f"well   {where}", flush=True)
+
+    def text(self, kinds: Collection[str], phases: Collection[str]) -> str:
+        """Return the table: a row a kind, a column a moment, passed of struck."""
+        struck = Counter((point.kind, point.phase) for point in self.wrong)
+        well = Counter((point.kind, point.phase) for point, wrong in self.wrong.items() if not wrong)
+        rows = [f"{'':<8}" + "".join(f"{phase:>14}" for phase in phases)]
+        for kind in kinds:
+            cells = [f"{well[kind, phase]} of {struck[kind, phase]}" if struck[kind, phase] else "-" for phase in phases]
+            rows.append(f"{kind:<8}" + "".join(f"{cell:>14}" for cell in cells))
+        return "\n".join(rows)
+
+
+def numbers(text: str, count: int) -> set[int]:
+    """Return the command indexes in ``text`` ("3-9,12"), all of ``count`` for nothing."""
+    spans = [part.partition("-") for part in text.split(",") if part]
+    return {n for first, _, last in spans for n in range(int(first), int(last or first) + 1)} if spans else set(range(count))
 
 
 def main() -> None:
-    """Run every point; end with 1 when any went wrong."""
-    name = sys.argv[1] if len(sys.argv) > 1 else "driver_upgrade"
-    kinds = tuple(sys.argv[2].split(",")) if len(sys.argv) > 2 else KINDS
-    lab = Lab(CHECKOUT / ".lab" / "crash" / name, CHECKOUT / "hosts")
-    lab.up()
-    scenario = getattr(scenarios, name)(lab)
-    struck: Counter[tuple[str, str]] = Counter()
-    well: Counter[tuple[str, str]] = Counter()
+    """Strike at every point that was asked for; end with 1 when any went wrong."""
+    parse = argparse.ArgumentParser(prog="lab.crash")
+    parse.add_argument("scenario", nargs="?", default="driver_upgrade", choices=SCENARIOS)
+    parse.add_argument("--kinds", default=",".join(KINDS))
+    parse.add_argument("--phases", default=",".join(PHASES))
+    parse.add_argument("--points", default="", help="indexes of commands: 3-9,12")
+    parse.add_argument("--twins", type=int, default=1)
+    parse.add_argument("--resume", action="store_true")
+    asked = parse.parse_args()
+    kinds, phases = asked.kinds.split(","), asked.phases.split(",")
+    FOLDER.mkdir(parents=True, exist_ok=True)
     start = time.monotonic()
-    with tempfile.TemporaryDirectory() as folder:
-        site = Site(lab, Path(folder) / "site")
-        count = commands(scenario, site, Path(folder) / "mailbox")
-        print(f"{name}: {count} commands act, {count * len(kinds) * len(PHASES)} points", flush=True)
-        for point in points(count, kinds):
-            wrong, said = strike(scenario, site, point, Path(folder) / "mailbox")
-            struck[point.kind, point.phase] += 1
-            well[point.kind, point.phase] += not wrong
-            if wrong:
-                print(f"WRONG  {point}: {wrong}\n{said}", flush=True)
-            else:
-                print(f"well   {point}", flush=True)
-    print(f"\n{'':<8}" + "".join(f"{phase:>14}" for phase in PHASES))
-    for kind in kinds:
-        print(f"{kind:<8}" + "".join(f"{well[kind, phase]:>6} of {struck[kind, phase]:<4}" for phase in PHASES))
-    print(f"{sum(well.values())} of {sum(struck.values())} points passed, {(time.monotonic() - start) / 60:.0f} minutes")
-    sys.exit(well != struck)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        benches = [Bench(asked.scenario, number, folder) for number in range(asked.twins)]
+        acted = commands(benches[0].scenario, benches[0].site, benches[0].mailbox)
+        table = Table(FOLDER / f"{asked.scenario}.jsonl", acted)
+        if asked.resume:
+            table.load()
+        else:
+            table.path.unlink(missing_ok=True)
+        wanted = numbers(asked.points, len(acted))
+        left: queue.SimpleQueue[Point] = queue.SimpleQueue()
+        for point in points(acted, kinds, phases):
+            if point.index in wanted and table.wrong.get(point) != []:
+                left.put(point)
+        print(f"{asked.scenario}: {len(acted)} commands act, {left.qsize()} points to strike at", flush=True)
+
+        def work(bench: Bench) -> None:
+            while not left.empty():
+                point = left.get()
+                table.add(point, *strike(bench.scenario, bench.site, point, bench.mailbox, acted[point.index].seconds / 2))
+
+        workers = [threading.Thread(target=work, args=(bench,)) for bench in benches]
+        for worker in workers:
+            worker.start()
+        for worker in workers:
+            worker.join()
+    passed = sum(not wrong for wrong in table.wrong.values())
+    print(f"\n{table.text(kinds, phases)}")
+    print(f"{passed} of {len(table.wrong)} points passed, {(time.monotonic() - start) / 60:.0f} minutes")
+    sys.exit(passed != len(table.wrong))
 
 
 if __name__ == "__main__":

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,6 +18,7 @@ from tests.lab.site import Site
 
 KINDS = ("kill", "drop", "power")
 PHASES = ("before", "during", "after")
+DURING = 0.25  # seconds into a command
 
 
 @dataclass(frozen=True)
@@ -41,44 +44,92 @@ class Scenario:
     restarted: Callable[[str, str], bool]
 
 
-def points(count: int, kinds: tuple[str, ...] = KINDS, phases: tuple[str, ...] = PHASES) -> Iterator[Point]:
-    """Yield every point of a run with ``count`` commands."""
-    for index in range(count):
+@dataclass(frozen=True)
+class Acted:
+    """A command of an undisturbed run: why it is run, and how long it took (s)."""
+
+    why: str
+    seconds: float
+
+
+def points(acted: Sequence[Acted], kinds: Collection[str] = KINDS, phases: Collection[str] = PHASES) -> Iterator[Point]:
+    """Yield every point of a run. Power lost before a command leaves the host as power lost after the one before it does."""
+    for index in range(len(acted)):
         for kind in kinds:
             for phase in phases:
-                yield Point(kind, index, phase)
+                if kind != "power" or phase != "before" or index == 0:
+                    yield Point(kind, index, phase)
 
 
-def strike(scenario: Scenario, site: Site, point: Point, mailbox: Path) -> tuple[list[str], str]:
-    """Return what is wrong after the struck run and the one after it ([]: all is well), and what both said."""
+def strike(scenario: Scenario, site: Site, point: Point, mailbox: Path, delay: float = DURING) -> tuple[list[str], str]:
+    """Return what is wrong after the struck run and the one after it ([]: all is well), and what both said.
+
+    ``delay`` is how far into a command (s) a blow falls that falls while it runs.
+    """
     twin = scenario.twin()
     before = judge.snapshot(twin)
-    said = run(site, scenario.words, point, mailbox, twin)
+    known = set(site.journal.glob("*/events.jsonl"))
+    code, said = run(site, scenario.words, point, mailbox, twin, delay)
+    ledger = twin.exec("cat /var/lib/lodger/unfinished.json 2>/dev/null", check=False).stdout
     again = site.ops(*scenario.words)
-    wrong = [] if again.code == 0 else [f"the second run ended with exit code {again.code}"]
+    wrong = [] if (mailbox / "struck").exists() else ["the blow did not fall"]
+    wrong += [] if point.kind == "kill" or code == 0 else [f"the struck run lived on and ended with exit code {code}"]
+    wrong += [] if again.code == 0 else [f"the second run ended with exit code {again.code}"]
     wrong += scenario.goal(twin)
     wrong += judge.difference(before, judge.snapshot(twin), expected=scenario.expected, restarted=scenario.restarted)
     left = twin.exec("ls /var/lib/lodger/lock /var/lib/lodger/unfinished.json 2>/dev/null", check=False).stdout.split()
     wrong += [f"{path} was left" for path in left]
+    wrong += explained(sorted(set(site.journal.glob("*/events.jsonl")) - known), ledger)
     return wrong, f"{said}\n--- again\n{again}"
 
 
-def commands(scenario: Scenario, site: Site, mailbox: Path) -> int:
-    """Return how many commands of an undisturbed run act."""
+def explained(journals: Sequence[Path], ledger: str) -> list[str]:
+    """Return what the journals of the struck run and of the one after it do not tell.
+
+    ``ledger`` is what the struck run left on the host, "" for nothing: the second run must have gone on from it. A struck
+    run that lived on must say what befell it.
+    """
+    if len(journals) != 2:
+        return [f"there are {len(journals)} journals of two runs"]
+    wrong = [f"{path.parent.name}: the chain is broken" for path in journals if not _chained(path)]
+    struck, after = ([json.loads(line) for line in path.read_bytes().splitlines()] for path in journals)
+    ended, ended_after = ([event for event in events if event["event"] == "end"] for events in (struck, after))
+    named = [event["ledger"] for event in after if event["event"] == "facts"]
+    if named != [json.loads(ledger)["run"] if ledger else None]:
+        wrong.append(f"the second run went on from {named}")
+    if ended and not ended[0]["error"] and not any(event["event"] == "connection lost" for event in struck[:-1]):
+        wrong.append("the struck run does not say that its connection was lost")
+    if not ended_after or ended_after[0]["outcome"] not in {"done", "satisfied"}:
+        wrong.append("the second run has no good end")
+    return wrong
+
+
+def _chained(path: Path) -> bool:
+    previous = "0" * 64
+    for line in path.read_bytes().splitlines():
+        if json.loads(line)["previous"] != previous:
+            return False
+        previous = hashlib.sha256(line).hexdigest()
+    return True
+
+
+def commands(scenario: Scenario, site: Site, mailbox: Path) -> list[Acted]:
+    """Return the commands of an undisturbed run that act."""
     twin = scenario.twin()
-    said = run(site, scenario.words, Point("kill", -1, "before"), mailbox, twin)
+    _, said = run(site, scenario.words, Point("kill", -1, "before"), mailbox, twin)
     wrong = scenario.goal(twin)
     if wrong:
         raise AssertionError(f"the undisturbed run did not reach its goal: {wrong}\n{said}")
-    return int((mailbox / "count").read_text())
+    return [Acted(**json.loads(line)) for line in (mailbox / "acted").read_text().splitlines()]
 
 
-def run(site: Site, words: tuple[str, ...], point: Point, mailbox: Path, twin: Twin) -> str:
-    """Run the task with the blow at ``point``; return what it said."""
+def run(site: Site, words: tuple[str, ...], point: Point, mailbox: Path, twin: Twin, delay: float = DURING) -> tuple[int, str]:
+    """Run the task with the blow at ``point``; return how it ended, and what it said."""
     mailbox.mkdir(parents=True, exist_ok=True)
     for old in mailbox.iterdir():
         old.unlink()
-    argv = [sys.executable, "-m", "tests.lab.crash.shim", point.kind, str(point.index), point.phase, str(mailbox), "--", *words]
+    blow = [point.kind, str(point.index), point.phase, str(delay), str(mailbox)]
+    argv = [sys.executable, "-m", "tests.lab.crash.shim", *blow, "--", *words]
     with (mailbox / "said").open("w") as said:
         process = subprocess.Popen(argv, cwd=CHECKOUT, env=site.environment(), stdout=said, stderr=subprocess.STDOUT, text=True)
         end = time.monotonic() + 600
@@ -91,4 +142,4 @@ def run(site: Site, words: tuple[str, ...], point: Point, mailbox: Path, twin: T
                 twin.start()
                 (mailbox / "on").touch()
             time.sleep(0.05)
-    return (mailbox / "said").read_text()
+    return process.returncode, (mailbox / "said").read_text()

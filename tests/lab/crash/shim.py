@@ -1,13 +1,14 @@
-"""The product, run with a blow at one of its commands: `python -m tests.lab.crash.shim KIND INDEX PHASE MAILBOX -- TASK ...`.
+"""The product, run with a blow at one of its commands: `python -m tests.lab.crash.shim KIND INDEX PHASE DELAY MAILBOX -- TASK ...`.
 
 KIND is kill (SIGKILL to the controller), drop (the connection is cut) or power (the harness cuts the twin's power and switches it
 on again). The blow lands at the INDEXth command that acts (0 is the first; reading facts and renewing the lock do not count):
-before it is sent, while it runs, or after it ended and before anybody has written that down. With INDEX -1 nothing happens, and
-the number of such commands is written into MAILBOX.
+before it is sent, while it runs (DELAY seconds into it), or after it ended and before anybody has written that down. With INDEX -1
+nothing happens. MAILBOX gets a line for each such command that ended.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sys
@@ -20,14 +21,13 @@ from lodger import cli, transport
 from lodger.command import Command, Result
 
 READS = {"read the facts", "renew the lock", "unlock", "a witness looks"}
-DURING = 0.25  # seconds into a command
 
 
 class Blow:
     """Counts commands, and strikes once."""
 
-    def __init__(self, kind: str, index: int, phase: str, mailbox: Path) -> None:
-        self.kind, self.index, self.phase, self.mailbox = kind, index, phase, mailbox
+    def __init__(self, kind: str, index: int, phase: str, delay: float, mailbox: Path) -> None:
+        self.kind, self.index, self.phase, self.delay, self.mailbox = kind, index, phase, delay, mailbox
         self.count = 0
 
     def strike(self, connection: transport.Ssh) -> None:
@@ -52,12 +52,13 @@ class Blow:
                 return run(connection, command, on_line)
             mine = self.count == self.index
             self.count += 1
-            (self.mailbox / "count").write_text(str(self.count))
             if mine and self.phase == "before":
                 self.strike(connection)
             if mine and self.phase == "during":
-                threading.Timer(DURING, self.strike, [connection]).start()
+                threading.Timer(self.delay, self.strike, [connection]).start()
             result = run(connection, command, on_line)
+            with (self.mailbox / "acted").open("a") as acted:
+                acted.write(json.dumps({"why": command.why, "seconds": round(result.seconds, 3)}) + "\n")
             if mine and self.phase == "after":
                 self.strike(connection)
             return result
@@ -67,8 +68,8 @@ class Blow:
 
 def main() -> None:
     """Run the task with the blow in place."""
-    kind, index, phase, mailbox, _, *words = sys.argv[1:]
-    blow = Blow(kind, int(index), phase, Path(mailbox))
+    kind, index, phase, delay, mailbox, _, *words = sys.argv[1:]
+    blow = Blow(kind, int(index), phase, float(delay), Path(mailbox))
     transport.Ssh.run = blow.around(transport.Ssh.run)  # type: ignore[method-assign]  # that is the point
     sys.argv = ["lodger", *words]
     cli.main()
