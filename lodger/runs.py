@@ -217,11 +217,7 @@ def _looking(host: Host, task: str, act: Callable[[Ssh, Outcome], None]) -> Outc
     outcome = Outcome(host.name, task)
     try:
         with Ssh(host, cancelled=cli.stop.is_set) as connection:
-            machine = facts.parse(connection.run(facts.command([facts.MACHINE])).check().stdout, host.name)[facts.MACHINE]
-            if host.machine_id is not None and machine.machine_id != host.machine_id:
-                raise Refused(
-                    "this is the wrong machine", cause=f"its machine-id is {machine.machine_id}", hint="check `address:`"
-                )
+            recognise(connection, host)
             act(connection, outcome)
             outcome.round_trips = connection.round_trips
     except LodgerError as error:
@@ -229,6 +225,13 @@ def _looking(host: Host, task: str, act: Callable[[Ssh, Outcome], None]) -> Outc
         outcome.error, outcome.mark = error, Mark.REFUSED if error.exit_code == 3 else Mark.FAILED
     outcome.seconds = time.monotonic() - start
     return outcome
+
+
+def recognise(connection: Ssh, host: Host) -> None:
+    """Raise Refused when the machine at the other end is not the one that the inventory means."""
+    machine = facts.parse(connection.run(facts.command([facts.MACHINE])).check().stdout, host.name)[facts.MACHINE]
+    if host.machine_id is not None and machine.machine_id != host.machine_id:
+        raise Refused("this is the wrong machine", cause=f"its machine-id is {machine.machine_id}", hint="check `address:`")
 
 
 def verify(fleet: Fleet, host: Host) -> Outcome:
