@@ -23,7 +23,7 @@ from lodger.transport import Ssh
 
 Say = Callable[[str], None]
 
-_LIFE = 900  # seconds after which the router beside is gone whatever became of us
+_LIFE = 300  # seconds after which the router beside is gone whatever became of us
 _START = 90.0  # seconds until it knows every worker; 12 to 16 were seen
 _PORTS = range(29100, 29200)  # below what the kernel takes for outgoing connections
 _UNIT = "lodger-router-probe.service"
