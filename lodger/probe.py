@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from lodger import facts, operate, paths
+from lodger import facts, keys, operate, paths
 from lodger.command import Command, Transport, quote, run
 from lodger.errors import Refused, StateFailed, UsageError
 from lodger.inventory import Fleet, Host, Pool
@@ -123,7 +123,7 @@ def _trial(
 ) -> affinity.Trial:
     began = {name: connection.run(run("date", "+%s.%N")).check(name).stdout.strip() for name, connection in connections.items()}
     connection, address, port = router
-    with connection.forward(address, port) as local, Client(f"http://127.0.0.1:{local}") as client:
+    with connection.forward(address, port) as local, _client(fleet, pool.name, local) as client:
         texts = affinity.prefixes(count, pool.context_length, uuid.uuid4().hex)
         sends = affinity.send(client, fleet.models[pool.model].served_name or pool.model, texts, len(workers))
     time.sleep(0.5)  # an engine logs a request just after its client has the end of it
@@ -134,6 +134,11 @@ def _trial(
         for host, worker in workers
     }
     return affinity.Trial(policy, affinity.attribute(sends, logs))
+
+
+def _client(fleet: Fleet, pool: str, port: int) -> Client:
+    key = keys.of(fleet, pool)
+    return Client(f"http://127.0.0.1:{port}", key.secret if key is not None else None)
 
 
 def _log(container: str, since: str) -> Command:
@@ -154,7 +159,7 @@ def _beside(connection: Ssh, fleet: Fleet, host: Host, workers: int, say: Say) -
     say(f"starting a second router with round_robin on port {port}, for as long as this takes")
     connection.run(_start(service)).check(host.name)
     try:
-        with connection.forward("127.0.0.1", port) as local, Client(f"http://127.0.0.1:{local}") as client:
+        with connection.forward("127.0.0.1", port) as local, _client(fleet, service.pool, local) as client:
             _wait(client, workers, host.name)
         yield "127.0.0.1", port
     finally:

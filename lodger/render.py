@@ -178,7 +178,8 @@ def _router(fleet: Fleet, host: Host, router: Router, name: str = "router") -> S
         burst=router.restart_burst,
         restart_delay_s=router.restart_delay_s,
         description=f"Lodger router on {host.name} (pool {pool.name})",
-        context={"host": host, "router": router, "pool": pool, "image": image, "worker_urls": urls},
+        # One beside it has its starter from the folder of the deployed one.
+        context={"host": host, "router": router, "pool": pool, "image": image, "worker_urls": urls, "service": "router"},
         # Who is behind it changes while it runs: its file says it for the next start, and that is no reason for one.
         changing={"worker_urls": ()},
         key=keys.of(fleet, pool.name),
@@ -228,7 +229,7 @@ def _service(
     )
     compose = _environment(_compose_value).get_template(f"{kind}.compose.yml.j2")
 
-    context |= {"name": full_name, "service": name, "key": key, "services": paths.SERVICES, "keys": paths.KEYS}
+    context = {"name": full_name, "service": name, "key": key, "services": paths.SERVICES, "keys": paths.KEYS} | context
     starter = (File(f"{name}/keyed.py", (_TEMPLATES / "keyed.py").read_text(encoding="utf-8")),) if key else ()
 
     def files(config: str, **other: object) -> tuple[File, ...]:
