@@ -190,6 +190,39 @@ def doctor(
         raise Exit(code=code)
 
 
+_AFFINITY = {
+    **_LOOK,
+    "host": "the host of a router, NAME[,NAME]; without it, of every router that is not a standby",
+    "json": "print a JSON array, one object a router",
+    "prefixes": "how many; three for each worker without it",
+}
+
+
+@task(help=_AFFINITY)
+@reports_errors
+def affinity(
+    c: Context,
+    host: str | None = None,
+    prefixes: int = 0,
+    dry_run: bool = False,
+    json: bool = False,
+    hosts_dir: str | None = None,
+) -> None:
+    """Show whether prompts go back to the worker that has them cached, beside a router that takes turns; exit 1 if not."""
+    del c
+    from lodger import probe
+
+    fleet = inventory(hosts_dir)
+    hosts = [one for one in chosen(fleet, host or "all") if one.router and (host or not one.router.standby)]
+    found = [probe.affinity_of(fleet, one, prefixes, dry_run=dry_run) for one in hosts]
+    if json:
+        print_json([one.as_json() for one in found])
+    else:
+        print("\n\n".join(map(str, found)))
+    for one in found:
+        one.check()
+
+
 @task(help={"out": "folder to write into", "host": _HOST["host"], "hosts-dir": _HOST["hosts-dir"], "json": _HOST["json"]})
 @reports_errors
 def render(c: Context, out: str, host: str | None = None, hosts_dir: str | None = None, json: bool = False) -> None:
@@ -397,7 +430,7 @@ def bench_deploy(_: Context, host: str | None = None, hosts_dir: str | None = No
         print(benchmark.run(fleet, one, times))
 
 
-ns = Collection(deploy, plan, rollback, verify, smoke, doctor, render, lint, capacity, pin, journal, postmortem, test)
+ns = Collection(deploy, plan, rollback, verify, smoke, doctor, affinity, render, lint, capacity, pin, journal, postmortem, test)
 ns.add_collection(Collection("runbook", check=runbook_check))
 ns.collections["runbook"].add_task(runbook, name="run", default=True)
 ns.add_collection(lab)

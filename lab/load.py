@@ -15,6 +15,7 @@ import http.client
 import itertools
 import json
 import random
+import re
 import threading
 import time
 from collections import Counter
@@ -75,16 +76,30 @@ class Report:
         return Report(tuple(a for a in self.answers if a.began >= moment), self.clients, self.seconds)
 
     def __str__(self) -> str:
-        """Return the verdict, a line for each address, and one for each failure."""
+        """Return the verdict, a line for each address, and one for each way to fail."""
         lines = [f"{len(self.failed)} failed of {len(self.answers)} ({self.clients} clients, {self.seconds:.1f} s)"]
         for url, count in sorted(Counter(answer.url for answer in self.answers).items()):
             lines.append(f"  {count} answered at {url}")
         again = [answer for answer in self.answers if answer.tries > 1 and not answer.trouble]
         if again:
             lines.append(f"  {len(again)} needed more than one try, the longest {self.longest_wait:.2f} s of them")
+        return "\n".join([*lines, *self._reasons()])
+
+    def _reasons(self) -> Iterator[str]:
+        """Yield a line for each way to fail: how often, from when to when, where, and the words of the first."""
         zero = min((answer.began for answer in self.answers), default=0.0)
-        lines += [f"  failed at {a.ended - zero:.1f} s, {a.url}: {a.trouble}" for a in self.failed[:20]]
-        return "\n".join(lines + [f"  and {len(self.failed) - 20} more"] * (len(self.failed) > 20))
+        alike: dict[tuple[str, str], list[Answer]] = {}
+        for answer in self.failed:
+            alike.setdefault((answer.url, re.sub(r"\d+ chunks", "", answer.trouble)), []).append(answer)
+        for (url, _), all_of_it in alike.items():
+            when = [answer.ended - zero for answer in all_of_it]
+            span = f"{min(when):.1f} s" if len(when) == 1 else f"{min(when):.1f} to {max(when):.1f} s"
+            yield f"  {len(when)} failed at {span}, {url}: {all_of_it[0].trouble}"
+
+    @property
+    def cut(self) -> int:
+        """How many answers had begun and have no end; the other failures never began."""
+        return sum(answer.trouble.startswith("HTTP 200") for answer in self.answers)
 
     def as_json(self) -> dict[str, Any]:
         """Return the figures for a program."""

@@ -95,12 +95,13 @@ class WorkerLoss:
 class RouterLoss:
     """What the loss of a router came to, for clients that know it alone and for those that know the standby too.
 
-    ``gap`` is how long nobody answered at its address, ``waited`` the longest time that a client with both addresses spent on
-    tries that failed before the one that did not.
+    ``cut`` is how many running answers were lost with it, ``gap`` how long nobody answered at its address, ``waited`` the
+    longest time that a client with both addresses spent on tries that failed before the one that did not.
     """
 
     alone: Report
     both: Report
+    cut: int
     gap: float
     waited: float
 
@@ -108,10 +109,10 @@ class RouterLoss:
         """Return the figures, a line each."""
         return "\n".join(
             [
-                f"clients that know both addresses: {self.both}",
-                f"the longest that one of them had to wait for a router that answers: {self.waited:.2f} s",
-                f"clients that know only this address: {self.alone}",
+                f"{self.cut} running answers were cut off",
                 f"the router did not answer for {self.gap:.1f} s",
+                f"clients that know both addresses waited at most {self.waited:.2f} s for one that answers: {self.both}",
+                f"clients that know only this one: {self.alone}",
             ]
         )
 
@@ -198,7 +199,8 @@ def lose_router(front: Front, standby: Front, lose: Callable[[Twin], None], clie
         _until(lambda: _answers(front), f"{front.url} answers again", 120)
         back = time.monotonic()
         time.sleep(WARM / 2)
-    return RouterLoss(alone.report(), both.report(), back - gone, both.report().longest_wait)
+    all_of_it = alone.report(), both.report()
+    return RouterLoss(*all_of_it, sum(report.cut for report in all_of_it), back - gone, both.report().longest_wait)
 
 
 def kill_router(twin: Twin) -> None:

@@ -91,6 +91,23 @@ def render(fleet: Fleet, host: Host) -> Release:
     return Release(host.name, tuple(services))
 
 
+def router_beside(fleet: Fleet, host: Host, policy: str, port: int, metrics_port: int) -> Service:
+    """Return a second router of the same image and options beside that of ``host``, with another policy, on loopback only.
+
+    Its container and Compose project are lodger-router-probe; it is no part of a release.
+    """
+    if host.router is None:
+        raise InventoryError("there is no router here", host=host.name)
+    local = "127.0.0.1"
+    router = host.router.model_copy(
+        update={"port": port, "listen": local, "prometheus_port": metrics_port, "prometheus_listen": local}
+    )
+    pool = fleet.pools[router.pool]
+    routing = pool.routing.model_copy(update={"policy": policy})
+    pools = {**fleet.pools, pool.name: pool.model_copy(update={"routing": routing})}
+    return _router(fleet.model_copy(update={"pools": pools}), host, router, "router-probe")
+
+
 def worker_urls(fleet: Fleet, host: Host, pool: str) -> tuple[str, ...]:
     """Return the URLs at which a router on ``host`` reaches each worker of a pool, ordered by host and worker."""
     return tuple(url(host.name, other, worker.listen, worker.port) for other, worker in fleet.pool_workers(pool))
@@ -142,7 +159,7 @@ def _worker(fleet: Fleet, host: Host, worker: Worker) -> Service:
     )
 
 
-def _router(fleet: Fleet, host: Host, router: Router) -> Service:
+def _router(fleet: Fleet, host: Host, router: Router, name: str = "router") -> Service:
     pool = fleet.pools[router.pool]
     if pool.router_image is None:
         raise InventoryError(f"pool {pool.name} has no router_image", host=host.name)
@@ -151,8 +168,8 @@ def _router(fleet: Fleet, host: Host, router: Router) -> Service:
     address = _environment(str).get_template("keepalived.conf.j2")
     return _service(
         "router",
-        "router",
-        more=(File("router/keepalived.conf", address.render(host=host, router=router, pool=pool)),) if pool.vrrp else (),
+        name,
+        more=(File(f"{name}/keepalived.conf", address.render(host=host, router=router, pool=pool)),) if pool.vrrp else (),
         image=image.reference,
         port=router.port,
         gpus=(),
@@ -161,7 +178,8 @@ def _router(fleet: Fleet, host: Host, router: Router) -> Service:
         burst=router.restart_burst,
         restart_delay_s=router.restart_delay_s,
         description=f"Lodger router on {host.name} (pool {pool.name})",
-        context={"host": host, "router": router, "pool": pool, "image": image, "worker_urls": urls},
+        # One beside it has its starter from the folder of the deployed one.
+        context={"host": host, "router": router, "pool": pool, "image": image, "worker_urls": urls, "service": "router"},
         # Who is behind it changes while it runs: its file says it for the next start, and that is no reason for one.
         changing={"worker_urls": ()},
         key=keys.of(fleet, pool.name),
@@ -211,7 +229,7 @@ def _service(
     )
     compose = _environment(_compose_value).get_template(f"{kind}.compose.yml.j2")
 
-    context |= {"name": full_name, "service": name, "key": key, "services": paths.SERVICES, "keys": paths.KEYS}
+    context = {"name": full_name, "service": name, "key": key, "services": paths.SERVICES, "keys": paths.KEYS} | context
     starter = (File(f"{name}/keyed.py", (_TEMPLATES / "keyed.py").read_text(encoding="utf-8")),) if key else ()
 
     def files(config: str, **other: object) -> tuple[File, ...]:

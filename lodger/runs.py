@@ -219,7 +219,7 @@ def _looking(host: Host, task: str, act: Callable[[Ssh, Outcome], None]) -> Outc
     outcome = Outcome(host.name, task)
     try:
         with Ssh(host, cancelled=cli.stop.is_set) as connection:
-            _refuse_other(host, facts.parse(connection.run(facts.command([facts.MACHINE])).check().stdout, host.name))
+            recognise(connection, host)
             act(connection, outcome)
             outcome.round_trips = connection.round_trips
     except LodgerError as error:
@@ -260,6 +260,11 @@ def _refuse_other(host: Host, read: Facts) -> None:
     found = read[facts.MACHINE].machine_id
     if host.machine_id is not None and found != host.machine_id:
         raise Refused("this is the wrong machine", cause=f"its machine-id is {found}", hint="check `address:`")
+
+
+def recognise(connection: Ssh, host: Host) -> None:
+    """Raise Refused when the machine at the other end is not the one that the inventory means."""
+    _refuse_other(host, facts.parse(connection.run(facts.command([facts.MACHINE])).check().stdout, host.name))
 
 
 def verify(fleet: Fleet, host: Host) -> Outcome:

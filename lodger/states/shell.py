@@ -13,14 +13,16 @@ class Shell(State):
     def __init__(self, name: str, check: str, run: str, undo: str = "", timeout: float = 600.0) -> None:
         """Take the state's name, its three scripts, and how long ``run`` or ``undo`` may take (s)."""
         self.name = name
-        self._check, self._run, self._undo, self._timeout = check, run, undo, timeout
+        self._run, self._undo, self._timeout = run, undo, timeout
+        self._shown = check.strip() if len(check.strip().splitlines()) == 1 else f"the check of {name}"
         snippet = f"if sh -c {quote([check])} >/dev/null 2>&1; then echo yes; else echo no; fi"
-        self._fact = Fact(f"shell {check}", snippet, lambda text: text.strip() == "yes")
+        # A fact's name is one line, whatever the check is.
+        self._fact = Fact(f"shell {' '.join(check.split())}", snippet, lambda text: text.strip() == "yes")
         self.facts = (self._fact,)
 
     def missing(self, read: Facts) -> str:
         """Return that the check says no."""
-        return "" if read[self._fact] else f"`{self._check}` says no"
+        return "" if read[self._fact] else f"`{self._shown}` says no"
 
     def act(self, read: Facts) -> list[Command]:
         """Return ``run``."""
@@ -40,4 +42,4 @@ class Shell(State):
 
     def undone(self, before: Facts, now: Facts) -> str:
         """Return that the check still says yes."""
-        return f"`{self._check}` still says yes" if now[self._fact] and not before[self._fact] else ""
+        return f"`{self._shown}` still says yes" if now[self._fact] and not before[self._fact] else ""

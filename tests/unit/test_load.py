@@ -88,6 +88,8 @@ def test_a_stream_without_end_is_named_with_its_reason() -> None:
         report = Load([url], 2, requests=4).start().wait()
     assert len(report.failed) == 4
     assert "4 failed of 4" in str(report)
+    assert len(str(report).splitlines()) == 3, "one line for what failed alike"
+    assert report.cut == 4
     assert "no final one" in str(report)
 
 
@@ -110,4 +112,5 @@ def test_a_client_with_one_address_is_told_of_its_failure_at_once() -> None:
     report = Load([nobody()], 1, requests=1).start().wait()
     (failed,) = report.failed
     assert failed.tries == 1
+    assert report.cut == 0, "it never began"
     assert "refused" in failed.trouble

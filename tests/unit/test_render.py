@@ -13,7 +13,7 @@ from ruamel.yaml import YAML
 from lodger import inventory
 from lodger.errors import InventoryError
 from lodger.inventory import Draft, Fleet, Router, Vrrp, Worker
-from lodger.render import File, Release, Service, _compose_value, _environment, render, word, worker_urls
+from lodger.render import File, Release, Service, _compose_value, _environment, render, router_beside, word, worker_urls
 
 ROOT = Path(__file__).parents[2]
 # The options of SGLang 0.5.19 with their types and choices, as its own argparse has them.
@@ -269,6 +269,18 @@ def test_virtual_address_is_rendered_only_where_the_site_wants_it(fleet: Fleet) 
         assert f"priority {priority}" in lines
         assert {"interface eno" + name[-1], "virtual_router_id 51", "10.0.0.9/24", "nopreempt", "state BACKUP"} <= set(lines)
         assert any(line.startswith("script ") and line.endswith('http://127.0.0.1:30002/readiness"') for line in lines)
+
+
+def test_router_beside_differs_in_policy_ports_and_name_alone(fleet: Fleet) -> None:
+    host = fleet.hosts["node2"]
+    beside = router_beside(fleet, host, "round_robin", 29100, 29101)
+    data = YAML(typ="safe").load(beside.files[0].content)["services"]["router"]
+    deployed = compose(render(fleet, host), "router")
+    own = {"--policy": ["round_robin"], "--host": ["127.0.0.1"], "--port": ["29100"], "--prometheus-port": ["29101"]}
+    assert values(data["command"]) == {**values(deployed["command"]), **own}
+    assert (data["container_name"], beside.unit) == ("lodger-router-probe", "lodger-router-probe.service")
+    assert {key for key in data if data[key] != deployed[key]} == {"container_name", "command", "labels"}
+    assert data["labels"]["io.lodger.host"] == "node2", "ours, by the guest's rule"
 
 
 def test_second_try_comes_when_a_dead_worker_is_no_longer_believed_in(fleet: Fleet) -> None:

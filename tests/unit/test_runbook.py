@@ -1,11 +1,12 @@
 """Every shipped runbook reads; each mistake in one is named with file and line, never with a traceback."""
 
 import re
+import subprocess
 from pathlib import Path
 
 import pytest
 
-from lodger import runbook
+from lodger import facts, runbook
 from lodger.command import Secret
 from lodger.errors import UsageError
 from lodger.footprint import Owner
@@ -14,6 +15,7 @@ from lodger.runbook import Block, Runbook, expand, names, parse
 from lodger.states.catalog import CATALOG, Notice, Situation, items
 from lodger.states.driver import Upgrade
 from lodger.states.rotation import Roll
+from lodger.states.shell import Shell
 from lodger.states.standing import Standing
 from tests.unit.readings import router, worker
 
@@ -51,6 +53,13 @@ def test_a_block_knows_its_line(name: str) -> None:
     found = runbook.load(name)
     lines = found.text.split("\n")
     assert [lines[one.line - 1] for one in found.blocks] == ["```state"] * len(found.blocks)
+
+
+def test_a_check_of_several_lines_is_read_and_named_in_one() -> None:
+    for last, missing in (("true", ""), ("exit 3", "`the check of swap_off` says no")):
+        state = Shell("swap_off", f"set -e\n{last}\n", "swapoff -a")
+        said = subprocess.run(["sh", "-c", facts.script(state.facts)], capture_output=True, text=True, check=True).stdout
+        assert state.missing(facts.parse(said)) == missing
 
 
 def test_a_block_is_read() -> None:
