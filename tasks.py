@@ -430,7 +430,47 @@ def bench_deploy(_: Context, host: str | None = None, hosts_dir: str | None = No
         print(benchmark.run(fleet, one, times))
 
 
-ns = Collection(deploy, plan, rollback, verify, smoke, doctor, affinity, render, lint, capacity, pin, journal, postmortem, test)
+@task(
+    help={
+        **_HOST,
+        "model": "NAME[,NAME]; without it, those that the host's workers need",
+        "from": "a host that has the weights, and serves them to this one",
+        "verify": "hash everything anew and compare it with the manifest",
+        "replace": "put right what is there with other content",
+        "cancel": "stop a fetch; what is there is kept",
+    }
+)
+@reports_errors
+def fetch(
+    c: Context,
+    host: str | None = None,
+    model: str | None = None,
+    from_: str | None = None,
+    verify: bool = False,
+    replace: bool = False,
+    cancel: bool = False,
+    json: bool = False,
+    hosts_dir: str | None = None,
+) -> None:
+    """Bring weights onto hosts: pinned, resumed, every file verified; it goes on when you disconnect."""
+    del c
+    from lodger import runs
+    from lodger.errors import UsageError
+    from lodger.weights.fetch import Options
+
+    fleet = inventory(hosts_dir)
+    hosts = chosen(fleet, host)
+    giver = chosen(fleet, from_) if from_ else []
+    if len(giver) > 1 or any(one in hosts for one in giver):
+        raise UsageError("--from takes one host, which is none of --host", hint="--host node2 --from node1")
+    if sum((verify, cancel, bool(from_))) > 1 or (replace and (verify or cancel)):
+        raise UsageError("--verify, --cancel and --from or --replace exclude each other", hint="one after the other")
+    finish(runs.fetch(fleet, hosts, model, Options(verify, replace, cancel), giver[0] if giver else None), as_json_array=json)
+
+
+ns = Collection(
+    deploy, plan, rollback, verify, smoke, doctor, affinity, render, lint, capacity, pin, fetch, journal, postmortem, test
+)
 ns.add_collection(Collection("runbook", check=runbook_check))
 ns.collections["runbook"].add_task(runbook, name="run", default=True)
 ns.add_collection(lab)

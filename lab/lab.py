@@ -1,4 +1,4 @@
-"""The lab of one checkout: a twin for every host of the inventory, and beside them a depot with the image registry.
+"""The lab of one checkout: a twin for every host of the inventory, beside them the image registry and a model hub.
 
     lab = Lab()              # of this checkout; Lab(root, hosts) of another folder and inventory
     lab.up()                 # makes what is missing, mends what is broken; about a second when all is well
@@ -29,6 +29,8 @@ from ruamel.yaml import YAML
 from ruamel.yaml.scalarstring import DoubleQuotedScalarString as Quoted
 
 from lab import certificate, system
+from lab.hub import Hub, repositories
+from lab.hub import server as hub_server
 from lab.image import REGISTRY, Store, driver_image, store, twin_image
 from lab.run import CHECKOUT, MACHINE, LabError, digest, locked, run, say
 from lab.twin import USER, File, Twin
@@ -90,7 +92,8 @@ class Lab:
             self._network()
             self._write_keys(fleet)
             self._depot(image, images)
-            self._drop(set(self._containers()) - {f"{self.prefix}-{name}" for name in ("depot", *self.names)})
+            self._hub(image, fleet)
+            self._drop(set(self._containers()) - {f"{self.prefix}-{name}" for name in ("depot", "hub", *self.names)})
             self._each(self.names, lambda name: self._mend(name, image, images))
             self._write_overlay(images)
 
@@ -221,8 +224,7 @@ class Lab:
         """Have the registry run beside the twins, under its real name."""
         name = f"{self.prefix}-depot"
         made_from = digest(image, str(images.path), self._address(2), self.keys / "registry.crt")
-        asked = ["docker", "inspect", "-f", f'{{{{.State.Running}}}} {{{{index .Config.Labels "{_MADE_FROM}"}}}}', name]
-        if run(asked, check=False).stdout.split() == ["true", made_from]:
+        if self._runs(name, made_from):
             return
         self._drop({name} & set(self._containers()))
         tls = {"certificate": "/keys/registry.crt", "key": "/keys/registry.key"}
@@ -245,6 +247,36 @@ class Lab:
             "--entrypoint=/usr/lib/twin/docker-registry",
         ]
         run(["docker", "run", "-d", *options, image, "serve", "/registry.yml"])
+
+    @property
+    def hub(self) -> Hub:
+        """The model hub beside the twins."""
+        return Hub(f"http://{self._address(3)}")
+
+    def _hub(self, image: str, fleet: inventory.Fleet) -> None:
+        """Have the model hub run beside the twins."""
+        name, server, offered = f"{self.prefix}-hub", Path(hub_server.__file__), self.dir / "hub.json"
+        offered.write_text(json.dumps(repositories(fleet)))
+        made_from = digest(image, self._address(3), server, offered)
+        if self._runs(name, made_from):
+            return
+        self._drop({name} & set(self._containers()))
+        options = [
+            f"--name={name}",
+            f"--network={self.prefix}",
+            f"--ip={self._address(3)}",
+            "--restart=unless-stopped",
+            "--cap-add=NET_ADMIN",  # a benchmark shapes its rate
+            f"--volume={server}:/server.py:ro",
+            f"--volume={offered}:/hub.json:ro",
+            *(f"--label={key}={value}" for key, value in self._labels(made_from).items()),
+            "--entrypoint=/usr/bin/python3",
+        ]
+        run(["docker", "run", "-d", *options, image, "/server.py", "/hub.json"])
+
+    def _runs(self, name: str, made_from: str) -> bool:
+        asked = ["docker", "inspect", "-f", f'{{{{.State.Running}}}} {{{{index .Config.Labels "{_MADE_FROM}"}}}}', name]
+        return run(asked, check=False).stdout.split() == ["true", made_from]
 
     def _mend(self, name: str, image: str, images: Store) -> None:
         """Make a twin that is missing or made from something else; bring back one that is off; leave alone one that is well."""
@@ -320,7 +352,7 @@ class Lab:
                 else:
                     say(f"there is no stand-in for {image['repository']}:{image['tag']}; twins cannot pull it")
             for source in fleet["weights"]["endpoints"]:
-                fleet["weights"]["endpoints"][source] = Quoted(f"http://{self._address(2)}/{source}")
+                fleet["weights"]["endpoints"][source] = Quoted(f"{self.hub.url}/{source}")
         for name in self.names:
             twin = self.twin(name)
             with _edited(self.overlay, name) as host:

@@ -59,7 +59,7 @@ def world(fleet: Fleet, host: Host, machine_id: str, driver: str) -> World:
             "machine_id": machine_id,
             "gpus": host.gpus.model_dump(),
             "models_dir": str(host.models_dir),
-            "models": [_model(model, fleet.folder / "models" / model.name) for model in fleet.models.values()],
+            "models": [model_files(model, fleet.folder / "models" / model.name) for model in fleet.models.values()],
             "commands": [],
             "awaited": [],  # containers, and where they answer when they serve
             "locks": 0,  # how many GPUs the supervised programs have memory of
@@ -141,7 +141,7 @@ def _engine_by_hand(host: Host, port: int) -> list[str]:
     return [*docker.split(), ENGINE, "-m", "sglang.launch_server", *engine.split(), "--port", str(port)]
 
 
-def _model(model: Model, folder: Path) -> dict[str, Any]:
+def model_files(model: Model, folder: Path) -> dict[str, Any]:
     """Describe a model folder: its config, an index, and weights as sparse files that bring the total to the declared size."""
     config, tensors = folder / "config.json", folder / "tensors.json"
     listed: dict[str, Any] = json.loads(tensors.read_text()) if tensors.exists() else {}

@@ -116,14 +116,20 @@ def chosen(fleet: Fleet, host: str | None) -> list[Host]:
     return [fleet.hosts[name] for name in names]
 
 
-def side_by_side(hosts: Sequence[Host], act: Callable[[Host], T]) -> list[T]:
-    """Return what ``act`` returns for each host, run at the same time; Ctrl-C and SIGTERM ask all of them to stop."""
+_UNDOING = "stopping: what was begun is undone first; once more to leave at once"
+
+
+def side_by_side(hosts: Sequence[Host], act: Callable[[Host], T], *, stopping: str = _UNDOING) -> list[T]:
+    """Return what ``act`` returns for each host, run at the same time; Ctrl-C and SIGTERM ask all of them to stop.
+
+    ``stopping`` is what is said then.
+    """
 
     def ask(number: int, _: object) -> None:
         if stop.is_set():
             signal.signal(number, signal.SIG_DFL)  # the third time is meant
         stop.set()
-        sys.stderr.write("\nstopping: what was begun is undone first; once more to leave at once\n")
+        sys.stderr.write(f"\n{stopping}\n")
 
     before = [(number, signal.signal(number, ask)) for number in (signal.SIGINT, signal.SIGTERM)]
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import getpass
 import os
 import re
@@ -9,7 +10,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lodger import checkout, cli, facts
 from lodger.command import Transport
@@ -18,12 +19,17 @@ from lodger.errors import LodgerError, Refused, StateFailed, UsageError
 from lodger.facts import Facts
 from lodger.findings import Examined
 from lodger.gate import Gates
-from lodger.inventory import Fleet, Host
+from lodger.inventory import Fleet, Host, Model
 from lodger.journal import Journal, run_id
 from lodger.render import render
 from lodger.report import Terminal
 from lodger.states.base import Step
 from lodger.transport import Ssh
+from lodger.weights import fetch as weights
+from lodger.weights.fetch import Options
+
+if TYPE_CHECKING:
+    from lodger.weights.progress import Screen
 
 JOURNALS = Path(os.environ.get("LODGER_JOURNAL") or checkout.ROOT / "journal")
 
@@ -265,6 +271,69 @@ def _refuse_other(host: Host, read: Facts) -> None:
 def recognise(connection: Ssh, host: Host) -> None:
     """Raise Refused when the machine at the other end is not the one that the inventory means."""
     _refuse_other(host, facts.parse(connection.run(facts.command([facts.MACHINE])).check().stdout, host.name))
+
+
+def fetch(
+    fleet: Fleet,
+    hosts: Sequence[Host],
+    models: str | None,
+    options: Options,
+    giver: Host | None = None,
+    journals: Path = JOURNALS,
+) -> list[Outcome]:
+    """Return what came of fetching weights onto each host: those that its workers need, or those that ``models`` names.
+
+    With ``giver`` they come from that host. Whoever stops this leaves the fetches at work.
+    """
+    from lodger.weights.progress import Screen  # noqa: PLC0415  only this task needs it
+
+    def none(name: str) -> UsageError:
+        return UsageError(f"there is no model {name} in {fleet.folder}", hint=f"there is: {', '.join(fleet.models)}")
+
+    wanted = {host.name: weights.chosen(fleet, host, models, none) for host in hosts}
+    screen = Screen()
+    try:
+        return cli.side_by_side(
+            hosts,
+            lambda host: _fetch(fleet, host, wanted[host.name], options, giver, screen, journals),
+            stopping="leaving: fetches go on without us; run the same again to attach, --cancel stops them",
+        )
+    finally:
+        screen.close()
+
+
+def _fetch(
+    fleet: Fleet, host: Host, models: Sequence[Model], options: Options, giver: Host | None, screen: Screen, journals: Path
+) -> Outcome:
+    start, task = time.monotonic(), "fetch"
+    log = Journal(journals, run_id(task, host.name))
+    log.write("begin", runbook=task, host=host.name, operator=getpass.getuser(), revision=checkout.revision())
+    outcome = Outcome(host.name, task, journal=log.run)
+    try:
+        with contextlib.ExitStack() as stack:
+            connection = stack.enter_context(Ssh(host, cancelled=cli.stop.is_set))
+            other = stack.enter_context(Ssh(giver, cancelled=cli.stop.is_set)) if giver is not None else None
+            given = weights.Giver(giver, other) if giver is not None and other is not None else None
+            weights.Fetch(fleet, host, connection, log, screen, options, given).run(models, outcome)
+            outcome.round_trips = connection.round_trips
+        outcome.mark = Mark.DONE if outcome.changed else Mark.SATISFIED
+    except KeyboardInterrupt:
+        outcome.mark = Mark.FAILED
+        outcome.error = LodgerError(
+            "left before the end; what had been started goes on",
+            hint=f"./ops fetch --host {host.name} attaches to it, with --cancel it stops",
+            host=host.name,
+        )
+    except LodgerError as error:
+        error.host = error.host or host.name
+        outcome.error, outcome.mark = error, Mark.REFUSED if error.exit_code == 3 else Mark.FAILED
+    finally:
+        outcome.seconds = time.monotonic() - start
+        for state in outcome.states:
+            log.write("state", state=state.name, outcome=str(state.mark), seconds=round(state.seconds, 2), detail=state.detail)
+        log.write("end", outcome=str(outcome.mark), error=str(outcome.error or ""), changed=outcome.changed)
+        log.close()
+    return outcome
 
 
 def verify(fleet: Fleet, host: Host) -> Outcome:

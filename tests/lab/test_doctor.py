@@ -43,7 +43,7 @@ def untouched(twin: Twin) -> Iterator[None]:
 @contextlib.contextmanager
 def hidden(twin: Twin, *paths: str) -> Iterator[None]:
     """Have files away while the block runs."""
-    away = {path: "{0}/.away-{1}".format(*path.rsplit("/", 1)) for path in paths}
+    away = {path: "{}/.away-{}".format(*path.rsplit("/", 1)) for path in paths}
     for path, elsewhere in away.items():
         twin.exec(["mv", path, elsewhere])
     try:

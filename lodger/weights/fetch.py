@@ -1,0 +1,386 @@
+"""Fetching weights onto one host: look, ask the hubs, judge, refuse or start, and follow until it is done.
+
+The transfer itself is the host's: a unit that goes on without us. Whoever comes later attaches to it.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from lodger import facts
+from lodger.command import Command, Result
+from lodger.engine import Connection, Mark, Outcome, StateOutcome
+from lodger.errors import ConnectionLost, LodgerError, Refused, StateFailed
+from lodger.inventory import Fleet, Host, Model
+from lodger.weights import host as commands
+from lodger.weights import plan as plans
+from lodger.weights.hub import HUBS, HubError, Listing, Response
+from lodger.weights.plan import Found, Manifest, Plan
+from lodger.weights.progress import Said, Screen, listen
+
+_ASKED_AGAIN = 4  # times that a hub is asked for one page before the next hub has its turn
+_SLOWEST_POLL = 5.0  # seconds
+
+
+class Log(Protocol):
+    """The part of a journal that a fetch writes."""
+
+    def intent(self, state: str, command: object) -> None:
+        """Note what is about to be done."""
+
+    def result(self, state: str, result: Result) -> None:
+        """Note what came of it."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the operator asks for beside fetching: hash everything anew, put right what differs, or stop."""
+
+    verify: bool = False
+    replace: bool = False
+    cancel: bool = False
+
+
+@dataclass(frozen=True)
+class Giver:
+    """A host that has weights and gives them to another."""
+
+    host: Host
+    connection: Connection
+
+
+@dataclass
+class _Job:
+    """One model on its way: the plan, how much of the log was read, and what it came to."""
+
+    model: Model
+    plan: Plan
+    running: bool = False
+    seen: int = 0
+    said: Said = field(default_factory=Said)
+    began: float = field(default_factory=time.monotonic)
+    over: bool = False
+
+
+class Fetch:
+    """One run of `fetch` on one host."""
+
+    def __init__(
+        self, fleet: Fleet, host: Host, connection: Connection, log: Log, screen: Screen, options: Options, giver: Giver | None
+    ) -> None:
+        self.fleet, self.host, self.connection, self.log, self.screen = fleet, host, connection, log, screen
+        self.options, self.giver = options, giver
+
+    def run(self, models: Sequence[Model], outcome: Outcome) -> None:
+        """Fetch ``models`` and put into ``outcome`` what came of each; raises what ends it all."""
+        readings = {model.name: commands.reading(self.host.models_dir, model) for model in models}
+        asked = [facts.MACHINE, *(fact for one in readings.values() for fact in (one.found, one.manifest, one.running))]
+        read = facts.parse(self._ask(facts.command(asked)).check(self.host.name).stdout, self.host.name)
+        machine = read[facts.MACHINE]
+        if self.host.machine_id is not None and machine.machine_id != self.host.machine_id:
+            raise Refused("this is the wrong machine", cause=f"its machine-id is {machine.machine_id}", hint="check `address:`")
+        if self.options.cancel:
+            self._cancel(models, readings, read, outcome)
+            return
+        jobs: list[_Job] = []
+        for model in models:
+            one = readings[model.name]
+            job = self._attach(model) if read[one.running] else self._job(model, read[one.found], read[one.manifest])
+            if job is None:
+                outcome.states.append(StateOutcome(_name(model), Mark.SATISFIED))
+            else:
+                jobs.append(job)
+        self._refuse_for_room([(job, read[readings[job.model.name].found]) for job in jobs if not job.running])
+        for job in jobs:
+            self._start(job)
+        self._follow(jobs)
+        self._conclude(jobs, outcome)
+
+    # ------------------------------------------------------------ deciding
+
+    def _job(self, model: Model, found: Found, manifest: Manifest | None) -> _Job | None:
+        """Return what is to be done for a model; None when its manifest says that all is there."""
+        root, directory = self.host.models_dir, model.directory
+        if self.options.verify:
+            if manifest is None:
+                raise Refused(
+                    f"no fetch has recorded what {root}/{directory} should have",
+                    hint="fetch it without --verify: what is there is hashed and kept",
+                )
+            return _Job(model, plans.from_manifest(manifest, model.name, root, directory))
+        if manifest is not None and manifest.answers(model.revision) and plans.complete(manifest, found):
+            self.screen.note(self.host.name, f"{model.name}: {len(manifest.files)} files are there, {manifest.commit[:12]}")
+            self._report_strangers(model, found, list(manifest.files))
+            return None
+        plan = self._from_giver(model, self.giver) if self.giver is not None else self._from_hubs(model)
+        plans.refuse(plan, manifest, found, overwrite=self.options.replace)
+        if model.size_bytes is not None and plan.size < model.size_bytes:
+            self.screen.note(
+                self.host.name, f"{model.name}: the hub lists {plan.size} bytes, `size_bytes:` says {model.size_bytes}"
+            )
+        unproved = sum(file.hash.kind == "none" for file in plan.files)
+        if unproved:
+            self.screen.note(self.host.name, f"{model.name}: the hub gives no hash for {unproved} files, only their size")
+        self._report_strangers(model, found, [file.path for file in plan.files] + list(manifest.files if manifest else []))
+        return _Job(model, plan)
+
+    def _report_strangers(self, model: Model, found: Found, paths: Sequence[str]) -> None:
+        others = plans.strangers(paths, found)
+        if others:
+            more = f" and {len(others) - 3} more" if len(others) > 3 else ""
+            self.screen.note(
+                self.host.name, f"{model.name}: not of this model, left alone in its folder: {', '.join(others[:3])}{more}"
+            )
+
+    def _from_hubs(self, model: Model) -> Plan:
+        """Return the plan that the hubs agree on; raise Refused when none of them has the revision."""
+        sources: list[plans.Source] = []
+        failures: dict[str, str] = {}
+        for name, endpoint in self.fleet.weights.endpoints.items():
+            # A commit of one hub is unknown to the other, which may have the same files all the same.
+            for revision in dict.fromkeys([model.revision, None]):
+                try:
+                    listing = plans.judged(self._converse(name, endpoint, model.source, revision))
+                except HubError as error:
+                    failures.setdefault(name, f"{name}: {error.what}{f' ({error.cause})' if error.cause else ''}")
+                else:
+                    sources.append(plans.Source(endpoint, listing, exact=revision == model.revision))
+                    break
+        try:
+            plan = plans.agreed(sources, model.name, self.host.models_dir, model.directory, model.source, model.revision)
+        except ValueError as error:
+            raise Refused(
+                f"no source lists {model.source} at {model.revision or 'any revision'}",
+                cause="; ".join(failures.values()) or str(error),
+                hint="check `source:` and `revision:` of the model, and `weights: endpoints:`, from the host itself",
+            ) from error
+        for hub, failure in failures.items():
+            if hub not in {source.listing.source for source in sources}:
+                self.screen.note(self.host.name, f"{model.name}: {failure}")
+        for source in sources:
+            same = sum(any(url.startswith(source.endpoint) for url in file.urls) for file in plan.files)
+            if not source.exact:
+                what = f"{source.listing.source} does not know {model.revision}"
+                self.screen.note(self.host.name, f"{model.name}: {what}; it gives the same {same} of {len(plan.files)} files")
+        self._announce(plan, f"{plan.origin} at {plan.commit}")
+        return plan
+
+    def _announce(self, plan: Plan, source: str) -> None:
+        self.screen.note(self.host.name, f"{plan.model}: {len(plan.files)} files, {plan.size / 1e9:.2f} GB, {source}")
+
+    def _converse(self, name: str, endpoint: str, repository: str, revision: str | None) -> Listing:
+        conversation = HUBS[name](repository, revision)
+        try:
+            path = next(conversation)
+            while True:
+                path = conversation.send(self._page(endpoint + path))
+        except StopIteration as end:
+            listing: Listing = end.value
+            return listing
+
+    def _page(self, url: str) -> Response:
+        """Return a hub's response; one that may be better later is asked for again."""
+        for attempt in range(_ASKED_AGAIN):
+            result = self._ask(commands.ask(url))
+            last = attempt == _ASKED_AGAIN - 1
+            if result.code == 0:
+                response = commands.answered(result.code, result.stdout, result.stderr)
+                if last or (response.status != 429 and response.status < 500):
+                    return response
+                said = response.headers.get("retry-after", "")
+                self._wait(min(60, max(1 << attempt, int(said) if said.isdigit() else 0)))
+            elif last or result.code in {3, 6, 7, 35, 60}:  # a name, an address or a certificate gets no better by waiting
+                break
+            else:
+                self._wait(1 << attempt)
+        return commands.answered(result.code, result.stdout, result.stderr)
+
+    def _from_giver(self, model: Model, giver: Giver) -> Plan:
+        """Return the plan that takes a model from another host; raise Refused where that host does not have it whole."""
+        one = commands.reading(giver.host.models_dir, model)
+        read = facts.parse(giver.connection.run(facts.command([one.found, one.manifest])).check().stdout, giver.host.name)
+        manifest, found = read[one.manifest], read[one.found]
+        if manifest is None or not plans.complete(manifest, found):
+            raise Refused(
+                f"{giver.host.name} does not have {model.name} as a fetch leaves it",
+                cause="it has no manifest" if manifest is None else "files differ from its manifest",
+                hint=f"./ops fetch --host {giver.host.name} first: what is there is hashed and kept",
+            )
+        if not manifest.answers(model.revision):
+            raise Refused(
+                f"{giver.host.name} has {model.name} at {manifest.commit}, not at {model.revision}",
+                hint=f"./ops fetch --host {giver.host.name} first",
+            )
+        plan = plans.from_manifest(manifest, model.name, self.host.models_dir, model.directory)
+        self._announce(plan, f"from {giver.host.name}")
+        return plan
+
+    def _refuse_for_room(self, wanted: Sequence[tuple[_Job, Found]]) -> None:
+        need = sum(plans.needed(job.plan, found) for job, found in wanted)
+        for job, found in wanted:
+            if need > found.free:
+                raise plans.no_room(need, found, job.plan.target)
+
+    # ------------------------------------------------------------ acting
+
+    def _attach(self, model: Model) -> _Job:
+        """Return the fetch that runs already; raise Refused when it is of another revision."""
+        text = self._ask(commands.planned(model.name)).check(self.host.name).stdout
+        plan = plans.parse_plan(text, self.host.models_dir, model.directory)
+        if model.revision is not None and model.revision not in {plan.revision, plan.commit}:
+            raise self._another(model, plan.commit)
+        self.screen.note(self.host.name, f"{model.name}: a fetch is at work, attached to it")
+        return _Job(model, plan, running=True)
+
+    def _another(self, model: Model, what: str) -> Refused:
+        return Refused(
+            f"another fetch of {model.name} is at work on {self.host.name}",
+            cause=f"it fetches {what}",
+            hint=f"./ops fetch --host {self.host.name} --cancel ends it",
+        )
+
+    def _start(self, job: _Job) -> None:
+        if job.running:
+            return
+        plan, share, token = job.plan, "", ""
+        if self.giver is not None and not self.options.verify:
+            token = secrets.token_hex(8)
+            share = self._share(job, self.giver, token)
+            plan = plan.taken_from(share)
+        text = plan.text(rehash=self.options.verify, overwrite=self.options.replace, share=share)
+        said = self._act(_name(job.model), commands.start(plan, text)).check(self.host.name).stdout.split()
+        if said[:1] == ["running"]:
+            if self.giver is not None and token:
+                self.giver.connection.run(commands.unshare(job.model.name, token))
+            if said[1:] != [plan.id]:
+                raise self._another(job.model, "something else")
+
+    def _share(self, job: _Job, giver: Giver, token: str) -> str:
+        """Have the other host serve the model; return the URL of its folder."""
+        folder = f"{giver.host.models_dir}/{job.model.directory}"
+        command = commands.share(job.model.name, folder, token, [file.path for file in job.plan.files])
+        self.log.intent(f"serve from {giver.host.name}", command)
+        result = giver.connection.run(command)
+        self.log.result(f"serve from {giver.host.name}", result)
+        port = int(result.check(giver.host.name).stdout.strip())
+        return f"http://{giver.host.service_address or giver.host.address}:{port}/{token}"
+
+    def _cancel(
+        self, models: Sequence[Model], readings: Mapping[str, commands.Reading], read: facts.Facts, outcome: Outcome
+    ) -> None:
+        for model in models:
+            name = f"fetch_stopped({model.name})"
+            if not read[readings[model.name].running]:
+                outcome.states.append(StateOutcome(name, Mark.SATISFIED))
+                continue
+            self._act(name, commands.cancel(model.name)).check(self.host.name)
+            outcome.states.append(StateOutcome(name, Mark.DONE))
+            outcome.changed.append(name)
+
+    def _follow(self, jobs: Sequence[_Job]) -> None:
+        """Show how far the fetches are until all have ended. Whoever leaves earlier leaves them at work."""
+        pause = 0.5
+        while True:
+            for job in [one for one in jobs if not one.over]:
+                try:
+                    result = self.connection.run(commands.poll(job.model.name, job.plan.target, job.seen))
+                except ConnectionLost:
+                    self.screen.note(self.host.name, "the connection was lost, the fetch goes on; connecting again")
+                    self.connection.reconnect()
+                    continue
+                glimpse = commands.parse_poll(result.stdout)
+                job.seen += len(glimpse.lines)
+                job.said = listen(job.said, glimpse.lines)
+                for text in job.said.news:
+                    self.screen.note(self.host.name, f"{job.model.name}: {text}")
+                self.screen.show(self.host.name, job.plan, job.said, glimpse)
+                job.over = not glimpse.alive
+            if all(job.over for job in jobs):
+                return
+            self._wait(pause)
+            pause = min(_SLOWEST_POLL, pause * 1.05)
+
+    def _conclude(self, jobs: Sequence[_Job], outcome: Outcome) -> None:
+        failure: LodgerError | None = None
+        for job in jobs:
+            seconds, name = time.monotonic() - job.began, _name(job.model)
+            if job.said.end == "ok":
+                changed = not self.options.verify and any(at == "done" for at in job.said.doing.values())
+                outcome.states.append(StateOutcome(name, Mark.DONE if changed else Mark.SATISFIED, seconds))
+                outcome.changed += [name] if changed else []
+                if not self.options.verify:
+                    self._keep_small_files(job.model, job.plan)
+                continue
+            outcome.states.append(StateOutcome(name, Mark.FAILED, seconds, job.said.end))
+            failure = failure or self._failure(job)
+        if failure is not None:
+            raise failure
+
+    def _failure(self, job: _Job) -> LodgerError:
+        model, host = job.model.name, self.host.name
+        if not job.said.end and not job.said.errors:
+            return StateFailed(f"the fetch of {model} was cut short on the host", hint="run this again: what is there is kept")
+        what = job.said.end or "it was cut short"
+        hint = "run this again: it goes on from what is there"
+        if self.options.verify:
+            hint = f"./ops fetch --host {host} --replace fetches again what has changed"
+        elif any("other content" in error for error in job.said.errors):
+            hint = "if nobody needs it as it is, run this again with --replace"
+        elif any("cannot be written" in error for error in job.said.errors):
+            hint = "make room below models_dir, then run this again: it goes on from what is there"
+        more = f"; and {len(job.said.errors) - 2} more" if len(job.said.errors) > 2 else ""
+        return StateFailed(f"{model}: {what}", cause="; ".join(job.said.errors[:2]) + more, hint=hint)
+
+    def _keep_small_files(self, model: Model, plan: Plan) -> None:
+        """Copy what the capacity model reads beside the inventory, where it is missing; say where it differs."""
+        folder = self.fleet.folder / "models" / model.name
+        for name in ("config.json", "model.safetensors.index.json"):
+            if name not in {file.path for file in plan.files}:
+                continue
+            content = self._ask(commands.small_file(plan.target, name)).check(self.host.name).stdout
+            path = folder / name
+            if not path.exists():
+                folder.mkdir(parents=True, exist_ok=True)
+                path.write_text(content, encoding="utf-8")
+                self.screen.note(self.host.name, f"{model.name}: {path} written; commit it")
+            elif path.read_text(encoding="utf-8") != content:
+                self.screen.note(self.host.name, f"{model.name}: {path} differs from the {name} that was fetched")
+
+    # ------------------------------------------------------------ the connection
+
+    def _ask(self, command: Command) -> Result:
+        return self.connection.run(command)
+
+    def _act(self, state: str, command: Command) -> Result:
+        self.log.intent(state, command)
+        result = self.connection.run(command)
+        self.log.result(state, result)
+        return result
+
+    def _wait(self, seconds: float) -> None:
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            if self.connection.cancelled():
+                raise KeyboardInterrupt
+            time.sleep(min(0.2, max(0.0, end - time.monotonic())))
+
+
+def _name(model: Model) -> str:
+    return f"weights_fetched({model.name})"
+
+
+def chosen(fleet: Fleet, host: Host, names: str | None, refuse: Callable[[str], LodgerError]) -> list[Model]:
+    """Return the models that a host's workers need, or those of ``names``; ``refuse`` makes the error for one that is none."""
+    if names:
+        asked = [name.strip() for name in names.split(",") if name.strip()]
+        for name in asked:
+            if name not in fleet.models:
+                raise refuse(name)
+    else:
+        engines = [(fleet.pools[worker.pool].model, fleet.settings(worker).draft) for worker in host.workers.values()]
+        asked = [name for model, draft in engines for name in (model, draft.model if draft else None) if name]
+    return [fleet.models[name] for name in dict.fromkeys(asked)]
