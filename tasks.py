@@ -213,8 +213,8 @@ def affinity(
     from lodger import probe
 
     fleet = inventory(hosts_dir)
-    hosts = [one for one in chosen(fleet, host or "all") if one.router and (host or not one.router.standby)]
-    found = [probe.affinity_of(fleet, one, prefixes, dry_run=dry_run) for one in hosts]
+    active = ",".join(one.name for one in fleet.hosts.values() if one.router and not one.router.standby)
+    found = [probe.affinity_of(fleet, one, prefixes, dry_run=dry_run) for one in chosen(fleet, host or active)]
     if json:
         print_json([one.as_json() for one in found])
     else:

@@ -83,6 +83,8 @@ def affinity_of(fleet: Fleet, host: Host, prefixes: int, *, dry_run: bool) -> Af
     start = time.monotonic()
     if host.router is None:
         raise UsageError("there is no router here", hint="name the host of a router", host=host.name)
+    if prefixes < 0:
+        raise UsageError(f"{prefixes} prefixes cannot be sent", hint="--prefixes 9, or leave it out", host=host.name)
     workers = len(fleet.pool_workers(host.router.pool))
     report = Terminal()
     say = partial(report.note, host.name)

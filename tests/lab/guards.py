@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from lab.run import CHECKOUT
 
 REFUSALS, DEPLOY, INTERRUPTED = "tests/lab/test_refusals.py", "tests/lab/test_deploy.py", "tests/lab/test_interrupted.py"
+POOL = "tests/lab/test_outages.py"
 BROKEN = f"{REFUSALS}::test_what_would_make_a_deploy_fail_is_refused_before_anything_is_changed"
 DOCTOR = "tests/lab/test_doctor.py"
 
@@ -179,6 +180,20 @@ GUARDS = [
         "if step.state.name in run.ledger.acted:",
         "if False:",
         f"{INTERRUPTED}::test_a_run_that_is_asked_to_stop_undoes_what_it_did",
+    ),
+    Guard(
+        "a second try at a dead worker",
+        "hosts/fleet.yml",
+        "retry_after_s: 6",
+        "retry_after_s: 1",
+        f"{POOL}::test_a_killed_worker_costs_what_it_was_working_on_and_gets_its_share_back",
+    ),
+    Guard(
+        "what the second router leaves behind",
+        "lodger/probe.py",
+        "ExecStopPost=/bin/sh -c '{down}; rm -f {file}'",
+        "ExecStopPost=/bin/true",
+        f"{POOL}::test_prompts_return_to_their_worker_and_under_round_robin_they_do_not",
     ),
     Guard(
         "a hand-edited file",
