@@ -105,8 +105,7 @@ def _weights(fleet: Fleet, host: Host) -> dict[str, tuple[Fact[facts.Folder], in
     }
 
 
-def _fit(fleet: Fleet, host: Host) -> HostFit:
-    del fleet
+def _fit(host: Host) -> HostFit:
     return HostFit(driver=host.driver, gpu_count=host.gpus.count, gpu_memory=host.gpus.memory_mib)
 
 
@@ -122,7 +121,7 @@ def questions(fleet: Fleet, host: Host) -> tuple[Fact[Any], ...]:
     plain: tuple[Fact[Any], ...] = (
         *(health.CLOCK, facts.MACHINE, facts.UNITS, facts.PROGRAMS, facts.PORTS, facts.PROCESSES),
         *(health.TIME_SERVICE, health.CGROUP, health.ON_DISK, packages.KERNEL, health.NETWORK_MOUNTS, health.DOCKER_ROOM),
-        *(*_fit(fleet, host).facts, facts.disk_fact(host.models_dir), _pinned(fleet, host)),
+        *(*_fit(host).facts, facts.disk_fact(host.models_dir), _pinned(fleet, host)),
         *(folder for folder, _ in _weights(fleet, host).values()),
     )
     return tuple(bounded(fact, _PATIENCE if fact in _SLOW else 10.0) for fact in dict.fromkeys((*plain, *_SLOW)))
@@ -396,7 +395,7 @@ def ecc(at: Patient) -> Iterator[Finding]:
 
 
 # NVIDIA's list of Xid errors: those that a program's own mistake causes, and what the gravest mean. Others are warnings.
-_PROGRAMS_OWN = {13, 31, 43, 45, 68, 69, 94}
+_PROGRAMS_OWN = {13, 31, 43, 45, 68, 69}
 _GRAVE = {
     48: "uncorrected memory error",
     62: "the GPU's controller halted",
@@ -445,7 +444,7 @@ def log(at: Patient) -> Iterator[Finding]:
 
 def tools(at: Patient) -> Iterator[Finding]:
     """See that Docker, Compose, the container toolkit and curl are there."""
-    found = _fit(at.fleet, at.host).tools(at.read)
+    found = _fit(at.host).tools(at.read)
     for blocker in found:
         yield _error(blocker.what, blocker.cause, blocker.hint)
     if not found:
@@ -488,7 +487,7 @@ def probe(at: Patient) -> Iterator[Finding]:
 def room(at: Patient) -> Iterator[Finding]:
     """See that there is room for our files, for images that are still to be pulled, and for weights that are still to come."""
     read = at.read
-    found = [_error(one.what, one.cause, one.hint) for one in _fit(at.fleet, at.host).room(read)]
+    found = [_error(one.what, one.cause, one.hint) for one in _fit(at.host).room(read)]
     yield from found
     if not found:
         yield _ok("our own folders can be written")

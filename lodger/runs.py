@@ -263,8 +263,7 @@ def examine(fleet: Fleet, host: Host, *, probe: bool) -> Examined:
 
 def _refuse_other(host: Host, read: Facts) -> None:
     """Refuse a machine that is not the one meant."""
-    found = read[facts.MACHINE].machine_id
-    if host.machine_id is not None and found != host.machine_id:
+    if host.machine_id is not None and (found := read[facts.MACHINE].machine_id) != host.machine_id:
         raise Refused("this is the wrong machine", cause=f"its machine-id is {found}", hint="check `address:`")
 
 

@@ -219,7 +219,7 @@ GUARDS = [
     Guard(
         "another machine under examination",
         "lodger/runs.py",
-        "if host.machine_id is not None and found != host.machine_id:",
+        "if host.machine_id is not None and (found := read[facts.MACHINE].machine_id) != host.machine_id:",
         "if False:",
         f"{DOCTOR}::test_a_bare_machine_is_examined_too_and_another_machine_is_refused",
     ),
