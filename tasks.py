@@ -430,6 +430,18 @@ def bench_deploy(_: Context, host: str | None = None, hosts_dir: str | None = No
         print(benchmark.run(fleet, one, times))
 
 
+@task(name="fetch", help={"host": "NAME of a twin", "rate": "of the link, in MB/s"})
+@reports_errors
+def bench_fetch(_: Context, host: str = "node1", rate: int = 50) -> None:
+    """Print a fetch beside curl, aria2c and the hubs' own clients, on a link of the lab; takes about ten minutes."""
+    from bench import fetch as benchmark
+    from lab.lab import Lab
+
+    lab_ = Lab()
+    lab_.up()
+    print(benchmark.run_all(lab_, host, float(rate)))
+
+
 @task(
     help={
         **_HOST,
@@ -438,6 +450,7 @@ def bench_deploy(_: Context, host: str | None = None, hosts_dir: str | None = No
         "verify": "hash everything anew and compare it with the manifest",
         "replace": "put right what is there with other content",
         "cancel": "stop a fetch; what is there is kept",
+        "dry-run": _RUN["dry-run"],
     }
 )
 @reports_errors
@@ -449,6 +462,7 @@ def fetch(
     verify: bool = False,
     replace: bool = False,
     cancel: bool = False,
+    dry_run: bool = False,
     json: bool = False,
     hosts_dir: str | None = None,
 ) -> None:
@@ -465,7 +479,8 @@ def fetch(
         raise UsageError("--from takes one host, which is none of --host", hint="--host node2 --from node1")
     if sum((verify, cancel, bool(from_))) > 1 or (replace and (verify or cancel)):
         raise UsageError("--verify, --cancel and --from or --replace exclude each other", hint="one after the other")
-    finish(runs.fetch(fleet, hosts, model, Options(verify, replace, cancel), giver[0] if giver else None), as_json_array=json)
+    options = Options(verify=verify, replace=replace, cancel=cancel, dry_run=dry_run)
+    finish(runs.fetch(fleet, hosts, model, options, giver[0] if giver else None), as_json_array=json)
 
 
 ns = Collection(
@@ -474,4 +489,4 @@ ns = Collection(
 ns.add_collection(Collection("runbook", check=runbook_check))
 ns.collections["runbook"].add_task(runbook, name="run", default=True)
 ns.add_collection(lab)
-ns.add_collection(Collection(bench_deploy), name="bench")
+ns.add_collection(Collection(bench_deploy, bench_fetch), name="bench")

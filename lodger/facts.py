@@ -704,10 +704,14 @@ def images_fact(references: Sequence[str]) -> Fact[dict[str, bool]]:
 
 @dataclass(frozen=True)
 class Folder:
-    """A model's folder: whether it has a config.json, and the bytes of its files as their sizes say."""
+    """A model's folder: whether it has a config.json, the bytes of its files as their sizes say, and whether they are whole.
+
+    ``mixed`` where a fetch was cut short while it put one revision in the place of another.
+    """
 
     config: bool
     size: int
+    mixed: bool = False
 
 
 def folder_fact(path: str) -> Fact[Folder]:
@@ -715,14 +719,16 @@ def folder_fact(path: str) -> Fact[Folder]:
     name = quote([path])
 
     def parse_folder(text: str) -> Folder:
-        config, size = text.split()
-        return Folder(config == "yes", int(size))
+        config, mixed, size = text.split()
+        return Folder(config == "yes", int(size), mixed == "yes")
 
     return Fact(
         f"folder {path}",
         # %.0f: mawk's %d ends at 2 GiB.
         f"""[ -f {name}/config.json ] && echo yes || echo no
-find {name} -type f -printf '%s\\n' 2>/dev/null | awk '{{n += $1}} END {{printf "%.0f\\n", n}}'""",
+[ -e {name}/.lodger/placing ] && echo yes || echo no
+find {name} -path {name}/.lodger -prune -o -type f -printf '%s\\n' 2>/dev/null |
+    awk '{{n += $1}} END {{printf "%.0f\\n", n}}'""",
         parse_folder,
     )
 

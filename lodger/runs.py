@@ -218,6 +218,9 @@ class _NoLog:
         """Return nothing."""
         return b""
 
+    def close(self) -> None:
+        """Nothing is open."""
+
 
 def _looking(host: Host, task: str, act: Callable[[Ssh, Outcome], None]) -> Outcome:
     """Return the outcome of a task that only looks: ``act`` fills in its states and raises what fails."""
@@ -305,9 +308,9 @@ def _fetch(
     fleet: Fleet, host: Host, models: Sequence[Model], options: Options, giver: Host | None, screen: Screen, journals: Path
 ) -> Outcome:
     start, task = time.monotonic(), "fetch"
-    log = Journal(journals, run_id(task, host.name))
+    log = _NoLog() if options.dry_run else Journal(journals, run_id(task, host.name))
     log.write("begin", runbook=task, host=host.name, operator=getpass.getuser(), revision=checkout.revision())
-    outcome = Outcome(host.name, task, journal=log.run)
+    outcome = Outcome(host.name, task, journal="" if options.dry_run else log.run)
     try:
         with contextlib.ExitStack() as stack:
             connection = stack.enter_context(Ssh(host, cancelled=cli.stop.is_set))

@@ -37,11 +37,11 @@ LINE
     kind=${hash%%:*}
 }
 
-# Print the hash of a file ($2) as a hub of this kind ($1) reckons it.
+# Print the hash of a file ($2) as a hub of this kind ($1) reckons it. Others on this machine go first.
 hash_of() {
     case $1 in
     git) { printf 'blob %s\0' "$(size_of "$2")"; cat -- "$2"; } | sha1sum | cut -c1-40 ;;
-    *) if command -v openssl > /dev/null; then openssl dgst -sha256 -r < "$2"; else sha256sum < "$2"; fi | cut -c1-64 ;;
+    *) if command -v openssl > /dev/null; then nice openssl dgst -sha256 -r < "$2"; else nice sha256sum < "$2"; fi | cut -c1-64 ;;
     esac
 }
 
@@ -227,12 +227,12 @@ seq 1 $count | xargs -P $lanes -n 1 sh "$0" "$home" check
 checked=$?
 if [ "$(value rehash)" = yes ]; then
     if [ $checked != 0 ]; then
-        # The manifest vouches no longer for what has changed.
+        # The manifest vouches no longer for what has changed: no file is of the year 1970.
         sed '1,/^$/d' "$plan" | while IFS=$tab read -r key size hash path urls; do
             [ ! -f "$stage/$key.bad" ] || printf '%s\n' "$path"
         done > "$stage/paths"
-        awk -F '\t' 'NR == FNR { bad[$0] = 1; next } /^#/ || !($4 in bad)' "$stage/paths" "$stage/manifest" > "$stage/manifest.new" &&
-            mv -f "$stage/manifest.new" "$stage/manifest"
+        awk -F '\t' -v OFS='\t' 'NR == FNR { bad[$0] = 1; next } !/^#/ && $4 in bad { $3 = 0 } { print }' \
+            "$stage/paths" "$stage/manifest" > "$stage/manifest.new" && mv -f "$stage/manifest.new" "$stage/manifest"
         fail "$(wc -l < "$stage/paths") of $count files are not as they were fetched"
     fi
     find "$stage" -maxdepth 1 -name '*.kept' -delete

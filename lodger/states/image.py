@@ -68,6 +68,8 @@ class WeightsPresent(State):
         folder = read[self._fact]
         if not folder.config:
             return f"the weights of {self._model} are missing: {self._folder} has no config.json"
+        if folder.mixed:
+            return f"the weights of {self._model} are of two revisions: a fetch was cut short in {self._folder}"
         if self._size is not None and folder.size < self._size:
             return f"the weights of {self._model} are incomplete: {folder.size} of {self._size} bytes in {self._folder}"
         return ""
@@ -75,8 +77,4 @@ class WeightsPresent(State):
     def blockers(self, read: Facts) -> list[Blocker]:
         """Return that the weights are missing: a deploy cannot make them."""
         what = self.missing(read)
-        return (
-            [Blocker(what, hint=f"put the model's files into {self._folder}, or correct `models_dir`/`directory`")]
-            if what
-            else []
-        )
+        return [Blocker(what, hint="`./ops fetch` brings them; or correct `models_dir`/`directory`")] if what else []

@@ -38,11 +38,12 @@ class Log(Protocol):
 
 @dataclass(frozen=True)
 class Options:
-    """What the operator asks for beside fetching: hash everything anew, put right what differs, or stop."""
+    """What the operator asks for beside fetching: hash everything anew, put right what differs, stop, or only look."""
 
     verify: bool = False
     replace: bool = False
     cancel: bool = False
+    dry_run: bool = False
 
 
 @dataclass(frozen=True)
@@ -95,6 +96,12 @@ class Fetch:
             else:
                 jobs.append(job)
         self._refuse_for_room([(job, read[readings[job.model.name].found]) for job in jobs if not job.running])
+        if self.options.dry_run:
+            for job in jobs:
+                need = plans.needed(job.plan, read[readings[job.model.name].found])
+                what = "hash everything" if self.options.verify else f"fetch {need / 1e9:.2f} of {job.plan.size / 1e9:.2f} GB"
+                self.screen.note(self.host.name, f"{job.model.name}: would {what}{', as a fetch does by now' * job.running}")
+            return
         for job in jobs:
             self._start(job)
         self._follow(jobs)
@@ -276,6 +283,9 @@ class Fetch:
             name = f"fetch_stopped({model.name})"
             if not read[readings[model.name].running]:
                 outcome.states.append(StateOutcome(name, Mark.SATISFIED))
+                continue
+            if self.options.dry_run:
+                self.screen.note(self.host.name, f"{model.name}: would stop the fetch that is at work")
                 continue
             self._act(name, commands.cancel(model.name)).check(self.host.name)
             outcome.states.append(StateOutcome(name, Mark.DONE))

@@ -81,7 +81,7 @@ def start(plan: Plan, text: str) -> Command:
         "RestartSec": "1",
         "RuntimeMaxSec": str(LONGEST),
         "TimeoutStopSec": "20",
-        "Nice": "10",
+        "EnvironmentFile": "-/etc/environment",  # where hosts name their proxy
         "StandardOutput": f"append:{home}/output",
         "StandardError": f"append:{home}/output",
     }

@@ -80,7 +80,9 @@ class Rate:
 
     def after(self, moment: float, total: int) -> float:
         """Return the rate now that ``total`` bytes are there at ``moment`` (s)."""
-        self._seen = [one for one in self._seen if one[0] > moment - _WINDOW and one[1] <= total] or self._seen[-1:]
+        if self._seen and total < self._seen[-1][1]:
+            self._seen = []  # something was thrown away
+        self._seen = [one for one in self._seen if one[0] > moment - _WINDOW] or self._seen[-1:]
         self._seen.append((moment, total))
         first = self._seen[0]
         return (total - first[1]) / (moment - first[0]) if moment > first[0] else 0.0

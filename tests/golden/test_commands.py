@@ -67,7 +67,7 @@ def test_deploy_on_a_fresh_host(name: str, fleet: Fleet, golden: Golden) -> None
     there = [
         *((facts.images_fact([image]).name, f"no {image}\n") for image in images),
         *(
-            (facts.folder_fact(f"{host.models_dir}/{model.directory}").name, f"yes\n{model.size_bytes or 1}\n")
+            (facts.folder_fact(f"{host.models_dir}/{model.directory}").name, f"yes\nno\n{model.size_bytes or 1}\n")
             for model in fleet.models.values()
         ),
         *(

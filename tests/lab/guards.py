@@ -14,6 +14,8 @@ from lab.run import CHECKOUT
 
 REFUSALS, DEPLOY, INTERRUPTED = "tests/lab/test_refusals.py", "tests/lab/test_deploy.py", "tests/lab/test_interrupted.py"
 POOL = "tests/lab/test_outages.py"
+FETCHER, FETCH = "templates/fetch.sh", "tests/lab/test_fetch.py"
+FETCH_REFUSED = f"{FETCH}::test_what_is_known_to_fail_is_refused_before_anything_is_written"
 BROKEN = f"{REFUSALS}::test_what_would_make_a_deploy_fail_is_refused_before_anything_is_changed"
 DOCTOR = "tests/lab/test_doctor.py"
 
@@ -45,6 +47,52 @@ GUARDS = [
         f"{REFUSALS}::test_driver_that_is_not_the_declared_one",
     ),
     Guard("weights cut short", "lodger/states/image.py", "folder.size < self._size", "False", f"{BROKEN}[weights cut short]"),
+    Guard(
+        "bytes that are wrong",
+        FETCHER,
+        '[ "$got" = "$hash" ]; then\n                sync',
+        "true; then\n                sync",
+        f"{FETCH}::test_a_hub_that_errs_for_a_while_is_borne_with",
+    ),
+    Guard(
+        "a server without ranges", FETCHER, "    33)\n", "    no)\n", f"{FETCH}::test_a_hub_that_errs_for_a_while_is_borne_with"
+    ),
+    Guard(
+        "a model half there",
+        FETCHER,
+        '|| fail "not everything could be fetched; what is there is kept"',
+        "",
+        f"{FETCH}::test_what_cannot_be_had_is_said_and_nothing_is_half_placed",
+    ),
+    Guard(
+        "all of it again after a kill",
+        FETCHER,
+        "-C - -o",
+        "-o",
+        f"{FETCH}::test_ten_kills_at_random_moments_cost_little_and_lose_nothing",
+    ),
+    Guard(
+        "two fetches at once",
+        "lodger/weights/host.py",
+        "active | activating | deactivating | reloading) echo",
+        "never) echo",
+        f"{FETCH}::test_two_at_once_are_one",
+    ),
+    Guard(
+        "a link out of models_dir",
+        "lodger/weights/plan.py",
+        'if found.real != f"{where}/{plan.directory}":',
+        "if False:",
+        f"{FETCH_REFUSED}[a link out of models_dir]",
+    ),
+    Guard("no room for weights", "lodger/weights/fetch.py", "if need > found.free:", "if False:", f"{FETCH_REFUSED}[no room]"),
+    Guard(
+        "a name out of the folder",
+        "lodger/weights/plan.py",
+        "        if why:",
+        "        if False:",
+        f"{FETCH_REFUSED}[a name that leaves the folder]",
+    ),
     Guard("a unit of our name", SERVICE, "not in installed.splitlines()", "in []", f"{BROKEN}[a unit of our name]"),
     Guard(
         "a container of our name",

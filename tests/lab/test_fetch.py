@@ -204,21 +204,12 @@ def test_another_hub_goes_on_with_what_the_first_one_gave(shelf: Shelf) -> None:
     assert shelf.sent("huggingface") > 8 * MIB
 
 
-def _far_too_many(shelf: Shelf) -> None:
-    files = {**FILES, **{f"many/{n}": {"text": str(n)} for n in range(3000)}}
-    shelf.hub.offer({SOURCE: {"commits": dict.fromkeys(("modelscope", "huggingface"), REVISION), "files": files}})
-
-
 def _link_out(shelf: Shelf) -> None:
     shelf.node1.exec(f"mkdir -p /srv/elsewhere && ln -sfn /srv/elsewhere {FOLDER}")
 
 
 def _link_inside(shelf: Shelf) -> None:
     shelf.node1.exec(f"mkdir -p {FOLDER} && ln -s /etc/passwd {FOLDER}/config.json")
-
-
-def _other_content(shelf: Shelf) -> None:
-    shelf.node1.write(f"{FOLDER}/config.json", "{}")
 
 
 def _no_room(shelf: Shelf) -> None:
@@ -230,14 +221,8 @@ REFUSED: dict[str, tuple[Callable[[Shelf], None], str]] = {
         lambda shelf: shelf.hub.faults({"kind": "name", "path": "empty", "as": "../../../etc/cron.d/x"}),
         "not to be trusted",
     ),
-    "a name that is absolute": (
-        lambda shelf: shelf.hub.faults({"kind": "name", "path": "empty", "as": "/etc/cron.d/x"}),
-        "not to be trusted",
-    ),
-    "no hub that answers": (lambda shelf: shelf.hub.faults({"kind": "status", "on": "listing", "code": 403}), "HTTP 403"),
     "a link out of models_dir": (_link_out, "symbolic link"),
     "a link in the place of a file": (_link_inside, "symbolic link"),
-    "other content": (_other_content, "other content"),
     "no room": (_no_room, "no room"),
 }
 

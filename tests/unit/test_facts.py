@@ -490,6 +490,8 @@ def test_model_folder_counts_the_bytes_of_its_files(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     with (tmp_path / "model.safetensors").open("wb") as file:
         file.truncate(3 * 2**30)  # beyond what a 32-bit awk counts; no block of it is on disk
+    (tmp_path / ".lodger").mkdir()
+    (tmp_path / ".lodger" / "model.safetensors.part").write_text("half there is not there")
     there, absent = facts.folder_fact(str(tmp_path)), facts.folder_fact(f"{tmp_path}/none")
     done = subprocess.run(["sh", "-c", facts.script([there, absent])], capture_output=True, text=True, check=True, timeout=20)
     read = facts.parse(done.stdout)

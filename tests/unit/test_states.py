@@ -209,6 +209,7 @@ def test_no_room_for_an_image_is_refused_with_both_numbers() -> None:
         (Folder(True, 100), 100, ""),
         (Folder(True, 101), 100, ""),
         (Folder(True, 5), None, ""),
+        (Folder(True, 100, True), 100, "the weights of m are of two revisions: a fetch was cut short in /data/models/M"),
         (Folder(False, 0), 100, "the weights of m are missing: /data/models/M has no config.json"),
         (Folder(True, 99), 100, "the weights of m are incomplete: 99 of 100 bytes in /data/models/M"),
     ],
