@@ -167,13 +167,14 @@ def driver(at: Patient) -> Iterator[Finding]:
     if found.loaded != host.driver:
         measured = f"{found.loaded or 'no module'} is loaded, the inventory says {host.driver}"
         yield _error("the driver is not the declared one", measured, f"{upgrade}, or correct `driver:`")
-    newest = cuda_of_driver(found.loaded) if found.loaded else ""
+    newest, well = cuda_of_driver(found.loaded) if found.loaded else "", found.loaded == host.driver
     for image in _images(at.fleet, host).values():
         if image.cuda and newest and version_key(newest) < version_key(image.cuda):
             measured = f"driver {found.loaded} runs CUDA up to {newest}, image {image.name} is built on {image.cuda}"
+            well = False
             todo = "upgrade the driver, or pin an image with an older CUDA"
             yield _error("the image's CUDA is too new for the driver", measured, todo)
-    if found.loaded == host.driver:
+    if well:
         yield _ok("module, library and nvidia-smi agree on the declared driver", f"{found.loaded}, CUDA up to {newest}")
 
 
@@ -516,9 +517,7 @@ def room(at: Patient) -> Iterator[Finding]:
             continue
         missing += lacking
         measured = f"{name}: {_gib(folder.size)} of {_gib(size) if size else 'an unknown size'} in {where}"
-        yield _warning(
-            "weights are not there in full", measured, f"put the model's files into {where}, or correct `models_dir`"
-        )
+        yield _warning("weights are not there in full", measured, f"./ops fetch --host {at.host.name}, or correct `models_dir`")
     disk = read[facts.disk_fact(at.host.models_dir)]
     if missing > disk.free:
         measured = f"{_gib(missing)} are missing, {_gib(disk.free)} are free below {at.host.models_dir}"
