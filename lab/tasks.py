@@ -233,7 +233,7 @@ def crash(
     _: Context,
     scenario: str = "driver_upgrade",
     kinds: str = "kill,drop,power",
-    phases: str = "before,during,after",
+    phases: str = "during,after,before",
     points: str = "",
     twins: int = 1,
     resume: bool = False,

@@ -15,7 +15,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from lodger import facts, footprint, lock, paths
 from lodger.command import Command, Result, Transport, quote
@@ -33,6 +33,8 @@ from lodger.facts import Fact, Facts
 from lodger.footprint import Change
 from lodger.gate import Gates
 from lodger.states.base import Blocker, Check, NoUndo, State, Step
+
+T = TypeVar("T")
 
 _POLL = 2.0  # seconds between two readings while a state comes true
 _RESTART = 60.0  # seconds that a daemon of the host may take to come back while something is undone
@@ -561,7 +563,7 @@ class Engine:
             self.report.progress(self.connection.host, f"an earlier command is still at work: {busy[0].strip()[:80]}")
             time.sleep(self.poll)
 
-    def _patiently(self, action: Callable[[], Facts]) -> Facts:
+    def _patiently(self, action: Callable[[], T]) -> T:
         """Return what ``action`` reads, connecting again where the connection was lost."""
         for _ in range(_ATTEMPTS):
             try:
@@ -700,7 +702,7 @@ class Engine:
         if not files:
             return
         self.report.progress(run.plan.host, f"{step.state.name}: asking the witnesses")
-        said = self.witnesses(files, self.connection, step.item)
+        said = self._patiently(lambda: self.witnesses(files, self.connection, step.item))
         self.log.write("witness", state=step.state.name, files=list(files), disagree=said)
         if said:
             raise StateFailed("a witness disagrees", cause=said[0], state=step.state.name)
@@ -727,11 +729,12 @@ class Engine:
         if run.outcome.mark is Mark.REFUSED:
             return
         self.report.note(run.plan.host, f"failed: {run.outcome.error}; undoing")
-        for step in reversed(run.steps):
-            if step.state.name in run.ledger.acted:
-                self._undo(run, step.state)
+        acted = [step.state for step in reversed(run.steps) if step.state.name in run.ledger.acted]
+        for number, state in enumerate(acted, 1):
+            self._undo(run, state, acted[number:])
 
-    def _undo(self, run: _Progress, state: State) -> None:
+    def _undo(self, run: _Progress, state: State, later: Sequence[State]) -> None:
+        """Undo ``state``; raise UndoFailed with the commands left for it and for those whose turn was to come ``later``."""
         start = time.monotonic()
         commands: Sequence[Command] = ()
         try:
@@ -751,13 +754,22 @@ class Engine:
             error = self._failure(raised)
             self._mark(run.outcome, StateOutcome(state.name, Mark.UNDO_FAILED, time.monotonic() - start, str(error)))
             run.outcome.mark = Mark.UNDO_FAILED
-            left = "\n".join(f"  {command}" for command in commands) or "  (run the same task again)"
+            left = (
+                "\n".join(f"  {command}" for command in [*commands, *self._left(run, later)]) or "  (run the same task again)"
+            )
             first = run.outcome.error
             cause = f"{error}; the run had failed with: {first}"
             raise UndoFailed(
                 "the host could not be put back", cause=cause, hint=f"run by hand:\n{left}", state=state.name
             ) from error
         self._mark(run.outcome, StateOutcome(state.name, Mark.UNDONE, time.monotonic() - start))
+
+    def _left(self, run: _Progress, states: Sequence[State]) -> Iterator[Command]:
+        """Yield what would undo ``states``, as far as the host still tells."""
+        for state in states:
+            with contextlib.suppress(LodgerError):
+                undo = state.undo(run.before, self._fresh([*state.facts, *state.undo_facts]))
+                yield from () if isinstance(undo, NoUndo) else undo
 
     def _way_back(self, run: _Progress, state: State) -> Sequence[Command] | NoUndo:
         """Return the undo of ``state``; what cannot be read while a daemon restarts is read again."""

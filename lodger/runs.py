@@ -79,7 +79,7 @@ def _one(fleet: Fleet, host: Host, plan: Plan, gates: Gates, report: _Report, br
                 connection,
                 log,
                 report,
-                lambda files, transport, item: _ask(files, transport, fleet, _narrowed(host, item)),
+                lambda files, transport, item: _ask(files, transport, fleet, _narrowed(host, item), item),
                 user=getpass.getuser(),
                 machine_id=host.machine_id,
                 break_lock=break_lock,
@@ -104,11 +104,11 @@ def _narrowed(host: Host, item: str) -> Host:
     return host
 
 
-def _ask(files: Sequence[str], transport: Transport, fleet: Fleet, host: Host) -> list[str]:
+def _ask(files: Sequence[str], transport: Transport, fleet: Fleet, host: Host, item: str) -> list[str]:
     from lodger.witness import SPECS, run_witnesses  # noqa: PLC0415  pytest takes its time
 
     # Other hosts of the pool may not be deployed yet; `verify` looks at all of them.
-    said = run_witnesses([SPECS / name for name in files], transport, fleet, host, {"hosts": [host.name]})
+    said = run_witnesses([SPECS / name for name in files], transport, fleet, host, {"hosts": [host.name], "item": item})
     return [f"{one.nodeid}: {one.message}" for one in said if not one.passed]
 
 

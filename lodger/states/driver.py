@@ -238,7 +238,8 @@ def _conflicts(text: str) -> tuple[Conflict, ...]:
         owner, provides, new, replaces, path = line.split("|", 4)
         # A relation with a version in it may not hold, so that it counts as none.
         called = {owner, *(word.partition("(")[0].strip() for word in provides.split(","))}
-        found.append(Conflict(owner, new, path, bool(called & {word.strip() for word in replaces.split(",")})))
+        declared = (called & {word.strip() for word in replaces.split(",")}) - {""}
+        found.append(Conflict(owner, new, path, bool(declared)))
     return tuple(found)
 
 

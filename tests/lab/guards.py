@@ -16,6 +16,7 @@ REFUSALS, DEPLOY, INTERRUPTED = "tests/lab/test_refusals.py", "tests/lab/test_de
 POOL = "tests/lab/test_outages.py"
 FETCHER, FETCH = "templates/fetch.sh", "tests/lab/test_fetch.py"
 FETCH_REFUSED = f"{FETCH}::test_what_is_known_to_fail_is_refused_before_anything_is_written"
+DRIVER, RUNBOOKS = "tests/lab/test_driver_upgrade.py", "tests/lab/test_runbooks.py"
 BROKEN = f"{REFUSALS}::test_what_would_make_a_deploy_fail_is_refused_before_anything_is_changed"
 DOCTOR = "tests/lab/test_doctor.py"
 
@@ -242,6 +243,41 @@ GUARDS = [
         "ExecStopPost=/bin/sh -c '{down}; rm -f {file}'",
         "ExecStopPost=/bin/true",
         f"{POOL}::test_prompts_return_to_their_worker_and_under_round_robin_they_do_not",
+    ),
+    Guard(
+        "a boot in mid run",
+        ENGINE,
+        "elif run.boot != self._boot:",
+        "elif False:",
+        f"{DRIVER}::test_a_reboot_in_mid_run_has_the_run_begin_again_with_the_first_state",
+    ),
+    Guard(
+        "a locked dpkg",
+        ENGINE,
+        "if state.only_waits and not run.begun:",
+        "if False:",
+        f"{DRIVER}::test_a_dpkg_that_is_locked_is_waited_for_and_then_it_is_a_refusal",
+    ),
+    Guard(
+        "a mistake of our own",
+        ENGINE,
+        "except (Exception, KeyboardInterrupt) as error:",
+        "except (LodgerError, KeyboardInterrupt) as error:",
+        f"{RUNBOOKS}::test_a_mistake_of_our_own_is_undone_and_reported_like_any_failure",
+    ),
+    Guard(
+        "a GPU user that nobody declared",
+        "lodger/states/driver.py",
+        "return [*found, *self._goal.strangers(read)]",
+        "return found",
+        f"{DRIVER}::test_a_process_that_nobody_declared_is_refused_by_name_and_nothing_is_stopped",
+    ),
+    Guard(
+        "apt's own folder among ours",
+        "lodger/packages.py",
+        ', "-o", "APT::Sandbox::User=root")',
+        ")",
+        f"{DRIVER}::test_every_gpu_user_is_traced_to_its_owner_and_once_declared_paused_and_put_back",
     ),
     Guard(
         "a hand-edited file",

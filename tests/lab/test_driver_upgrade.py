@@ -229,6 +229,21 @@ def test_a_failure_leaves_the_old_driver_with_everybody_back(fault: str, value: 
     assert changes(before, old, upgraded=False) == []
 
 
+def test_an_undo_that_fails_leaves_the_commands_and_a_later_run_finishes(old: Twin, site: Site) -> None:
+    before = judge.snapshot(old)
+    faults.switch_on(old, "dkms-build-fails")
+    ran = site.ops(*UPGRADE)
+    assert (ran.code, ran.one["outcome"]) == (4, "undo failed"), str(ran)
+    hint = ran.one["error"]["hint"]
+    assert hint.index("dpkg --install") < hint.index("docker start qwen38-fp8-sglang") < hint.index("supervisorctl start")
+    faults.switch_off(old)
+    site.well(*UPGRADE)
+    assert driver(old) == NEW
+    assert everybody_is_back(old)
+    assert at_peace(old)
+    assert changes(before, old, upgraded=True) == []
+
+
 def test_a_link_lost_during_dpkg_is_no_harm(old: Twin, site: Site) -> None:
     before = judge.snapshot(old)
     faults.switch_on(old, "slow-postinst", 2)

@@ -96,9 +96,12 @@ def test_three_shell_states_are_established_once(written: Callable[[str], str], 
 
 def test_a_shell_state_that_fails_has_the_ones_before_undone(written: Callable[[str], str], site: Site, node1: Twin) -> None:
     node1.exec("rm -rf /var/tmp/note")
-    ran = site.ops("runbook", written("chmod 600 /var/tmp/note/text; echo no such luck >&2; exit 3"), "--json")
+    name = written("chmod 600 /var/tmp/note/text; echo no such luck >&2; exit 3")
+    ran = site.ops("runbook", name, "--host", "node1,node2", "--json")
     assert ran.code == 1, str(ran)
-    assert "no such luck" in ran.one["error"]["cause"]
+    first, second = ran.data
+    assert "no such luck" in first["error"]["cause"]
+    assert (second["outcome"], second["error"]["what"]) == ("refused", "node1 failed, so node2 was not begun")
     assert node1.exec("ls /var/tmp/note", check=False).returncode != 0
 
 

@@ -73,6 +73,13 @@ def test_an_unknown_host_names_those_there_are(fleet: Fleet) -> None:
     )
 
 
+def test_json_answers_bad_usage_too() -> None:
+    done = ops("deploy", "--host", "node9", "--json")
+    (said,) = json.loads(done.stdout)
+    assert (done.returncode, said["host"], said["task"], said["outcome"]) == (2, "node9", "deploy", "refused")
+    assert said["error"]["hint"].startswith("there is: node1")
+
+
 def test_a_traceback_only_with_debug() -> None:
     done = ops("deploy", "--debug", "--host", "node9")
     assert done.returncode != 0

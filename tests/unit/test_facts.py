@@ -403,7 +403,7 @@ def test_deployed() -> None:
     assert found.record("unfinished.json") is None
 
 
-@pytest.mark.parametrize("content", [None, "", "{", "[]"])
+@pytest.mark.parametrize("content", [None, "", "{", "[]", '{"version": 2}'])
 def test_a_release_without_a_readable_manifest_says_what_to_do(content: str | None) -> None:
     files = {} if content is None else {"/opt/lodger/releases/ab/manifest.json": HostFile(content, 0o644, "root")}
     with pytest.raises(Refused) as caught:

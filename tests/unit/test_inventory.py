@@ -208,6 +208,7 @@ MISTAKES = [
     ("node1.yml", "kind: container, policy: replace", "kind: unit, policy: replace", "neighbours.qwen38-fp8-sglang: is not the name of a unit; accepted: a unit's full name"),
     ("node2.yml", "policy: replace", "policy: replace, gpu_memory_mib: 5", "neighbours[vllm-qwen.service].gpu_memory_mib: a replaced neighbour does not run"),
     ("node1.yml", "gpu_memory_mib: 1024", "gpu_memory_mib: 24576", "leaves nothing of a GPU; accepted: below 24576"),
+    ("node1.yml", "kind: container, policy: replace", "kind: user-unit, policy: pause", "neighbours.qwen38-fp8-sglang: is not the name of a user-unit; accepted: user:unit"),
     ("node1.yml", "gpu_memory_mib: 1024", "gpu_memory_mib: 1024, gpus: [4]", "neighbours.aigc-creator.gpus[0]: the host has no GPU 4"),
     # one file against another
     ("node1.yml", "pool: qwen38", "pool: qwen", f"{A}.pool: there is no pool qwen; accepted: qwen38"),

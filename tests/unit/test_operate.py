@@ -157,6 +157,19 @@ def left_behind(book: str, before: Deployed, history: list[str] | None = None) -
     return Ledger("run", book, params, "ops", Facts({facts.DEPLOYED.name: (0, text)}).dump())
 
 
+def test_a_ledger_says_its_version_and_one_of_another_is_refused() -> None:
+    one = left_behind("driver-upgrade", TWO)
+    with pytest.raises(Refused) as caught:  # it does not say how the host stood
+        Ledger.load(one.text(), "driver-upgrade")
+    assert "cannot be read" in caught.value.what
+    text = one.text().replace('"version": 1', '"version": 2')
+    assert text != one.text()
+    with pytest.raises(Refused) as caught:
+        Ledger.load(text, "driver-upgrade")
+    assert caught.value.what == "the ledger of an unfinished run is of another version"
+    assert caught.value.hint == "end it with the Lodger of ops, who began it as a driver-upgrade"
+
+
 def test_rollback_goes_one_release_back(fleet: Fleet) -> None:
     # The neighbour stays replaced: its turn comes with the last release.
     history, states = back(fleet, replace(TWO, files={**TWO.files, **RECORD}))

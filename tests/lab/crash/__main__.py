@@ -16,6 +16,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Collection
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from lab.lab import Lab
@@ -56,12 +57,12 @@ class Table:
             data = json.loads(line)
             self.wrong[Point(data["kind"], data["index"], data["phase"])] = data["wrong"]
 
-    def add(self, point: Point, wrong: list[str], said: str) -> None:
-        """Note and print what became of ``point``."""
+    def add(self, point: Point, seconds: float, wrong: list[str], said: str) -> None:
+        """Note and print what became of ``point``, and how long that took."""
         with self._lock, self.path.open("a") as file:
             self.wrong[point] = wrong
             file.write(json.dumps({**point.__dict__, "wrong": wrong}) + "\n")
-            where = f"{point} ({self.acted[point.index].why})"
+            where = f"{point} ({self.acted[point.index].why}) {seconds:.0f} s"
             print(f"WRONG  {where}: {wrong}\n{said}" if wrong else f"well   {where}", flush=True)
 
     def text(self, kinds: Collection[str], phases: Collection[str]) -> str:
@@ -104,22 +105,20 @@ def main() -> None:
         else:
             table.path.unlink(missing_ok=True)
         wanted = numbers(asked.points, len(acted))
-        left: queue.SimpleQueue[Point] = queue.SimpleQueue()
-        for point in points(acted, kinds, phases):
-            if point.index in wanted and table.wrong.get(point) != []:
-                left.put(point)
-        print(f"{asked.scenario}: {len(acted)} commands act, {left.qsize()} points to strike at", flush=True)
+        left = [p for p in points(acted, kinds, phases) if p.index in wanted and table.wrong.get(p) != []]
+        print(f"{asked.scenario}: {len(acted)} commands act, {len(left)} points to strike at", flush=True)
+        free: queue.SimpleQueue[Bench] = queue.SimpleQueue()
+        for bench in benches:
+            free.put(bench)
 
-        def work(bench: Bench) -> None:
-            while not left.empty():
-                point = left.get()
-                table.add(point, *strike(bench.scenario, bench.site, point, bench.mailbox, acted[point.index].seconds / 2))
+        def work(point: Point) -> None:
+            bench, began = free.get(), time.monotonic()
+            wrong, said = strike(bench.scenario, bench.site, point, bench.mailbox, acted[point.index].seconds / 2)
+            table.add(point, time.monotonic() - began, wrong, said)
+            free.put(bench)
 
-        workers = [threading.Thread(target=work, args=(bench,)) for bench in benches]
-        for worker in workers:
-            worker.start()
-        for worker in workers:
-            worker.join()
+        with ThreadPoolExecutor(len(benches)) as pool:
+            list(pool.map(work, left))
     passed = sum(not wrong for wrong in table.wrong.values())
     print(f"\n{table.text(kinds, phases)}")
     print(f"{passed} of {len(table.wrong)} points passed, {(time.monotonic() - start) / 60:.0f} minutes")

@@ -1,0 +1,184 @@
+"""The driver upgrade: who is in its way, what is removed by force, in which order modules go."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from lodger import facts, packages
+from lodger.command import Command
+from lodger.facts import Fact, Facts
+from lodger.footprint import Owner
+from lodger.packages import DPKG, KERNEL, Dpkg, Kernel, Package, unload_order
+from lodger.states.driver import (
+    CONFLICTS,
+    DpkgFree,
+    DriverInstalled,
+    PackagesCached,
+    Upgrade,
+    UpgradePossible,
+)
+from lodger.states.paused import NeighbourResumed
+from tests.unit.readings import HOST, base, container, driver, in_container, process, program, readings
+
+OLD, NEW = "545.23.06", "580.126.09"
+GOAL = Upgrade(HOST, NEW, 2, {Owner("program", "aigc-creator"): 1024, Owner("compose", "captioning"): 0})
+NAMES = packages.stack(NEW)
+
+
+def stack(version: str, *, held: bool = True) -> dict[str, Package]:
+    names = packages.stack(version)
+    return {name: Package(name, "hi" if held else "ii", f"{version}-0ubuntu1", held) for name in names}
+
+
+def host(version: str = OLD, **values: Any) -> dict[Fact[Any], Any]:
+    """A host with driver ``version`` in all its parts, that has all an upgrade needs."""
+    return {
+        **base(**values),
+        facts.DRIVER: driver(0, 0, loaded=version),
+        facts.LEDGER: "",
+        DPKG: Dpkg(stack(version), "", ""),
+        KERNEL: Kernel("6.8.0", True, (version,), {}),
+        packages.candidates_fact(NEW): dict.fromkeys(NAMES, f"{NEW}-0ubuntu1"),
+        packages.cached_fact("new"): {},
+        packages.cached_fact("old"): {},
+        facts.disk_fact("/var/lib/lodger"): facts.Disk(2**40, True),
+        CONFLICTS: (),
+    }
+
+
+def at(version: str = OLD, **values: Any) -> Facts:
+    """The facts of such a host; a fact by its name in ``values`` replaces the default."""
+    named: dict[str, Fact[Any]] = {"dpkg": DPKG, "kernel": KERNEL, "conflicts": CONFLICTS}
+    changed = {fact: values.pop(name) for name, fact in named.items() if name in values}
+    return readings({**host(version, **values), **changed})
+
+
+def test_the_goal_needs_module_library_gpus_packages_and_holds() -> None:
+    assert GOAL.reached(at(NEW))
+    assert GOAL.loaded(at(OLD)) == f"the kernel has {OLD}, not {NEW}"
+    assert "is not held" in GOAL.installed(at(NEW, dpkg=Dpkg(stack(NEW, held=False), "", "")))
+    assert "not at peace" in GOAL.installed(at(NEW, dpkg=Dpkg(stack(NEW), "half installed", "")))
+
+
+@pytest.mark.parametrize(
+    ("values", "what"),
+    [
+        ({"kernel": Kernel("6.8.0", False, (OLD,), {})}, "the headers of the running kernel 6.8.0 are missing"),
+        ({"dpkg": Dpkg(stack(OLD), "nvidia-utils-545 is half installed", "")}, "dpkg is not at peace"),
+        ({"processes": [process(9, devices=("/dev/nvidia0",))]}, "pid 9 of user alice has a GPU open (process 9)"),
+    ],
+)
+def test_what_is_in_the_way_of_an_upgrade_and_of_nothing_once_it_is_done(values: dict[str, Any], what: str) -> None:
+    assert [one.what for one in UpgradePossible(GOAL).blockers(at(OLD, **values))] == [what]
+    assert UpgradePossible(GOAL).blockers(at(NEW)) == []
+
+
+def test_a_package_system_at_work_is_no_broken_one() -> None:
+    busy = Dpkg(stack(OLD), "nvidia-utils-545 is half configured", "pid 7 (unattended-upgrade)")
+    assert UpgradePossible(GOAL).blockers(at(OLD, dpkg=busy)) == []
+    assert DpkgFree(GOAL).missing(at(OLD, dpkg=busy)) == "dpkg is locked by pid 7 (unattended-upgrade)"
+    assert DpkgFree(GOAL).missing(at(NEW, dpkg=replace(busy, packages=stack(NEW), complaint=""))) == ""
+
+
+def test_a_gpu_user_is_known_by_any_name_of_its_owner() -> None:
+    app = container("captioning-app-1", labels={"com.docker.compose.project": "captioning"})
+    ours = container("lodger-worker-a", labels={"io.lodger.host": HOST})
+    known = [process(5, parents=(439,), devices=("/dev/nvidia0",)), in_container(6, app, devices=("/dev/nvidia1",))]
+    mine = in_container(7, ours, devices=("/dev/nvidia1",))
+    read = at(processes=[*known, mine], containers=[app, ours], programs=[program("images:aigc-creator")])
+    assert GOAL.strangers(read) == []
+    assert [str(owner) for _, owner in GOAL.holders(read)] == [
+        "program images:aigc-creator",
+        "container captioning-app-1",
+        "container lodger-worker-a",
+    ]
+
+
+def test_a_stranger_is_named_with_command_and_the_line_that_declares_it() -> None:
+    (blocker,) = GOAL.strangers(
+        at(processes=[in_container(8, there := container("vae"), devices=("/dev/nvidia0",))], containers=[there])
+    )
+    assert blocker.cause == "its command is `python3 train.py`"
+    assert blocker.hint == "ask root to stop it, or declare it: neighbours: {vae: {kind: container, policy: pause}}"
+
+
+def lines(*rows: str) -> Facts:
+    return Facts({CONFLICTS.name: (0, "\n".join(rows))})
+
+
+def test_a_file_is_in_the_way_only_where_its_package_is_not_replaced_anyway() -> None:
+    found = lines(
+        "nvidia-compute-utils-545|nvidia-persistenced|nvidia-compute-utils-580||/usr/bin/nvidia-powerd",
+        "nvidia-utils-545|nvidia-utils|nvidia-utils-580|nvidia-utils|/usr/bin/nvidia-smi",
+        "nvidia-old-545||nvidia-utils-580|nvidia-utils, nvidia-old-545|/usr/bin/a|b",
+        "nvidia-cut-545|x (= 1), nvidia-cut|nvidia-utils-580|nvidia-cut (<< 2)|/usr/bin/c",
+    )[CONFLICTS]
+    assert [(one.owner, one.declared) for one in found] == [
+        ("nvidia-compute-utils-545", False),
+        ("nvidia-utils-545", True),
+        ("nvidia-old-545", True),
+        ("nvidia-cut-545", False),
+    ]
+    assert found[2].path == "/usr/bin/a|b"
+    read = at(conflicts=found[:2])
+    simulation, install = DriverInstalled(GOAL).act(read)
+    assert simulation.script.startswith("apt-get -s ")
+    assert f"nvidia-utils-580={NEW}-0ubuntu1" in simulation.script
+    assert "dpkg --remove --force-depends nvidia-compute-utils-545\napt-get install" in install.script
+    assert DriverInstalled(GOAL).blockers(read) == []
+
+
+def test_a_file_of_somebody_elses_package_stops_the_upgrade() -> None:
+    found = lines("gpu-tools||nvidia-utils-580||/usr/bin/nvidia-smi")[CONFLICTS]
+    assert [one.what for one in DriverInstalled(GOAL).blockers(at(conflicts=found))] == [
+        "gpu-tools owns /usr/bin/nvidia-smi, which nvidia-utils-580 brings too"
+    ]
+
+
+def test_both_ways_are_downloaded_and_the_old_one_first() -> None:
+    actions: list[Command] = PackagesCached(GOAL).act(at())
+    assert "apt-get download" in actions[0].script
+    assert f"libnvidia-compute-545={OLD}-0ubuntu1" in actions[0].script
+    assert "--download-only" in actions[1].script
+    assert "nvidia-driver" not in actions[1].script
+
+
+def test_modules_go_users_first_and_nvidia_last() -> None:
+    loaded = {
+        "nvidia": (6, ("nvidia_uvm", "nvidia_modeset", "gdrdrv")),
+        "nvidia_uvm": (0, ()),
+        "gdrdrv": (0, ()),
+        "nvidia_modeset": (1, ("nvidia_drm",)),
+        "nvidia_drm": (0, ()),
+        "ext4": (1, ()),
+    }
+    order = unload_order(loaded)
+    assert order[-1] == "nvidia"
+    assert set(order) == loaded.keys() - {"ext4"}
+    assert order.index("nvidia_drm") < order.index("nvidia_modeset")
+
+
+def test_a_paused_neighbour_is_back_once_it_has_its_gpu_open_again() -> None:
+    ran = {"programs": "aigc-creator RUNNING   pid 439, uptime 1:00:00\n", "pid": "@pid 439\nroot\n\n/\n/dev/nvidia0 \nserve\n"}
+    before = Facts(
+        {
+            **{fact.name: (0, "") for fact in facts.FOOTPRINT},
+            facts.PROGRAMS.name: (0, ran["programs"]),
+            facts.PROCESSES.name: (0, ran["pid"]),
+        }
+    )
+    ledger = f'{{"stops": ["program aigc-creator"], "before": {json.dumps(before.dump())}}}'
+    state = NeighbourResumed("program", "aigc-creator")
+
+    def now(*processes: facts.Process, up: bool = True) -> str:
+        found = program("aigc-creator", 700, "RUNNING" if up else "STOPPED")
+        return state.missing(readings({**base(programs=[found], processes=processes), facts.LEDGER: ledger}))
+
+    assert now(up=False) == "aigc-creator is not running again"
+    assert now() == "program aigc-creator has no GPU open again"
+    assert now(process(700, devices=("/dev/nvidiactl",))) == "program aigc-creator has no GPU open again"
+    assert now(process(700, devices=("/dev/nvidia0",))) == ""
