@@ -155,14 +155,18 @@ def place(fleet: Fleet, host: Host, service: Managed, together: Collection[str] 
     return Place(own(host.name), tuple(seats), tuple(mates), _header(fleet, service.pool))
 
 
-def roll(fleet: Fleet, host: Host) -> Roll | None:
-    """Return who is to stand behind the router of ``host``, None where it has none."""
+def roll(fleet: Fleet, host: Host, services: Mapping[str, Managed]) -> Roll | None:
+    """Return who is to stand behind the router of ``host``, None where it has none; its own workers are ``services``."""
     if host.router is None:
         return None
     members = {
         url(host.name, other, worker.listen, worker.port): f"worker {worker.name} on {other.name}"
         for other, worker in fleet.pool_workers(host.router.pool)
+        if other.name != host.name
     }
+    for service in services.values():
+        if service.kind == "worker" and service.pool in {"", host.router.pool}:  # an old manifest names no pool
+            members[url(host.name, host, service.listen, service.port)] = f"{service.name} on {host.name}"
     here = url(host.name, host, host.router.listen, host.router.port)
     return Roll(here, members, _header(fleet, host.router.pool))
 
@@ -220,7 +224,7 @@ def deploy(
             replaced=tuple((n.kind, name) for name, n in host.neighbours.items() if n.policy == "replace"),
             smoke=lambda name: smoke(expected[name], say, learning(fleet, host, name), key=secret(fleet, expected[name])),
             places={name: place(fleet, host, service, together) for name, service in {**gone, **wanted}.items()},
-            roll=roll(fleet, host),
+            roll=roll(fleet, host, wanted),
             keys=pool_keys(fleet, host),
         )
 
@@ -298,7 +302,7 @@ def rollback(
             records=tuple(record for record in records if not target or record not in owed_before),
             smoke=lambda name: smoke(expected.get(name, {}), say, key=secret(fleet, expected.get(name, {}))),
             places={name: place(fleet, host, service, together) for name, service in {**gone, **wanted}.items()},
-            roll=roll(fleet, host),
+            roll=roll(fleet, host, wanted),
         )
         return expand(runbook, at), {"history": list(history)}
 

@@ -230,7 +230,7 @@ def _service(
     compose = _environment(_compose_value).get_template(f"{kind}.compose.yml.j2")
 
     context = {"name": full_name, "service": name, "key": key, "services": paths.SERVICES, "keys": paths.KEYS} | context
-    starter = (File(f"{name}/keyed.py", (_TEMPLATES / "keyed.py").read_text(encoding="utf-8")),) if key else ()
+    starter = (File(f"{name}/starter.py", (_TEMPLATES / "starter.py").read_text(encoding="utf-8")),) if key else ()
 
     def files(config: str, **other: object) -> tuple[File, ...]:
         return File(compose_path, compose.render({**context, **other}, config=config)), unit_file, *starter

@@ -76,7 +76,11 @@ def test_deploy_on_a_fresh_host(name: str, fleet: Fleet, golden: Golden) -> None
             for place in (operate.place(fleet, host, service),)
             for fact in (place.rotation, place.identities)
         ),
-        *((fact.name, "") for roll in filter(None, [operate.roll(fleet, host)]) for fact in PoolComplete(roll).facts),
+        *(
+            (fact.name, "")
+            for roll in filter(None, [operate.roll(fleet, host, operate.managed(render(fleet, host)))])
+            for fact in PoolComplete(roll).facts
+        ),
     ]
     read = Facts({**read.sections, **{fact: (0, text) for fact, text in there}}, name)
     steps, _ = plan.build(read, None)

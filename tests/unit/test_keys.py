@@ -20,7 +20,7 @@ from lodger.keys import ApiKey
 from lodger.render import render
 from lodger.states.base import NoUndo
 from lodger.states.key import KeyInPlace
-from templates import keyed
+from templates import starter
 
 ROOT = Path(__file__).parents[2]
 KEY = "k3y-" + "0123456789abcdef" * 2
@@ -74,7 +74,7 @@ def test_a_missing_file_says_how_to_make_one(fleet: Fleet) -> None:
 def test_no_file_of_a_release_holds_the_key(fleet: Fleet, host: str) -> None:
     release = render(fleet, fleet.hosts[host])
     assert all(KEY not in file.content for file in release.files)
-    assert all("keyed.py" in file.content for file in release.files if file.path.endswith("compose.yml"))
+    assert all("starter.py" in file.content for file in release.files if file.path.endswith("compose.yml"))
 
 
 def test_another_key_is_another_configuration(fleet: Fleet) -> None:
@@ -151,20 +151,20 @@ def test_an_undo_puts_back_the_key_that_was_there(tmp_path: Path) -> None:
 def test_no_key_gets_through_however_the_output_is_cut(blocks: list[bytes]) -> None:
     shown, rest = b"", b""
     for block in blocks:
-        out, rest = keyed.hide(rest + block, b"sesame", last=False)
+        out, rest = starter.hide(rest + block, b"sesame", last=False)
         shown += out
-    out, rest = keyed.hide(rest, b"sesame", last=True)
+    out, rest = starter.hide(rest, b"sesame", last=True)
     assert rest == b""
-    assert shown + out == b"".join(blocks).replace(b"sesame", keyed.HIDDEN)
+    assert shown + out == b"".join(blocks).replace(b"sesame", starter.HIDDEN)
 
 
 def start(tmp_path: Path, body: str, *arguments: str) -> subprocess.Popen[str]:
     (tmp_path / "engine.py").write_text(body)
     (tmp_path / "key").write_text(f"Authorization: Bearer {KEY}\n")
-    starter = (ROOT / "templates" / "keyed.py").read_text().replace("/run/lodger/key", str(tmp_path / "key"))
-    (tmp_path / "keyed.py").write_text(starter)
+    starter = (ROOT / "templates" / "starter.py").read_text().replace("/run/lodger/key", str(tmp_path / "key"))
+    (tmp_path / "starter.py").write_text(starter)
     env = {**os.environ, "PYTHONPATH": str(tmp_path)}
-    argv = [sys.executable, str(tmp_path / "keyed.py"), "engine", *arguments]
+    argv = [sys.executable, str(tmp_path / "starter.py"), "engine", *arguments]
     return subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env, cwd=tmp_path)
 
 

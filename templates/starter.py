@@ -1,6 +1,6 @@
 """Start a Python module with an API key that no list of processes, environment, container description or log shows.
 
-    python3 keyed.py MODULE ARGUMENT...
+    python3 starter.py MODULE ARGUMENT...
 
 The key is the last word of the file below. The module finds it among its arguments as `--api-key`, in its own memory only;
 where it prints the key (an engine logs all its settings), what comes out of this program says `<key>` instead.
