@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
@@ -11,17 +13,33 @@ from lab import judge
 from lab.lab import Lab
 from lab.load import Load
 from lab.twin import Twin
-from tests.lab.site import REPLACED, Site, foreign_changes, serves
+from tests.lab.site import REPLACED, Ran, Site, foreign_changes, serves
 
 ROUTER = "http://127.0.0.1:30002"
 
 
+@dataclass(frozen=True)
+class Deployed:
+    """The first deploy of both hosts: how they were before it, and what it said."""
+
+    site: Site
+    before: Mapping[str, judge.Snapshot]
+    said: Ran
+
+
 @pytest.fixture(scope="module")
-def site(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    """Both hosts, each as it was at first; the tests below go on from each other."""
+def deployed(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployed]:
+    """Both hosts as they were at first, then deployed; each test below leaves them serving what the inventory says."""
     lab.reset(["node1", "node2"])
-    yield Site(lab, tmp_path_factory.mktemp("site"))
+    site = Site(lab, tmp_path_factory.mktemp("site"))
+    before = {name: judge.snapshot(lab.twin(name)) for name in ("node1", "node2")}
+    yield Deployed(site, before, site.well("deploy", "--host", "all", "--json"))
     lab.reset(["node1", "node2"])
+
+
+@pytest.fixture
+def site(deployed: Deployed) -> Site:
+    return deployed.site
 
 
 def rotation(node2: Twin) -> dict[str, bool]:
@@ -34,14 +52,10 @@ def container(twin: Twin, name: str) -> str:
     return twin.exec(["docker", "inspect", "-f", "{{.Id}} {{.State.StartedAt}}", name]).stdout.strip()
 
 
-def test_one_deploy_serves_three_workers_and_a_second_one_changes_nothing(lab: Lab, site: Site) -> None:
+def test_one_deploy_serves_three_workers_and_a_second_one_changes_nothing(lab: Lab, deployed: Deployed, site: Site) -> None:
     node1, node2 = lab.twin("node1"), lab.twin("node2")
-    before = {twin.name: judge.snapshot(twin) for twin in (node1, node2)}
-
-    first = site.well("deploy", "--host", "all", "--json")
-
-    assert [host["outcome"] for host in first.data] == ["done", "done"]
-    assert "42" in first.err, "the chat reply is shown"
+    assert [host["outcome"] for host in deployed.said.data] == ["done", "done"]
+    assert "42" in deployed.said.err, "the chat reply is shown"
     assert serves(node1, 30000)
     assert serves(node2, 30000)
     assert serves(node2, 30001)
@@ -52,7 +66,7 @@ def test_one_deploy_serves_three_workers_and_a_second_one_changes_nothing(lab: L
         "disabled",
     ]
     for twin in (node1, node2):
-        assert foreign_changes(before[twin.name], judge.snapshot(twin), REPLACED[twin.name]) == []
+        assert foreign_changes(deployed.before[twin.name], judge.snapshot(twin), REPLACED[twin.name]) == []
 
     ours = "find /opt/lodger /var/lib/lodger /etc/systemd/system/lodger-* -type f -exec sha256sum {} + | sort; docker ps -q --no-trunc"
     stands = {twin.name: twin.exec(ours).stdout for twin in (node1, node2)}
@@ -122,7 +136,7 @@ def test_a_rolling_deploy_and_its_rollback_fail_no_request(lab: Lab, site: Site)
 
 def test_a_worker_comes_and_goes_without_a_restart_of_the_router(lab: Lab, site: Site) -> None:
     node2 = lab.twin("node2")
-    router = container(node2, "lodger-router")
+    router, was = container(node2, "lodger-router"), site.hosts.joinpath("node2.yml").read_text()
     site.edit("node2", lambda host: host["workers"].pop("b"))
 
     plan = site.ops("plan", "--host", "node2")
@@ -137,10 +151,12 @@ def test_a_worker_comes_and_goes_without_a_restart_of_the_router(lab: Lab, site:
     site.well("rollback", "--host", "node2")
     assert rotation(node2)["http://127.0.0.1:30001"]
     assert container(node2, "lodger-router") == router
+    site.hosts.joinpath("node2.yml").write_text(was)
 
 
-def test_a_key_opens_the_pool_and_stands_nowhere_else(lab: Lab, site: Site) -> None:
+def test_a_key_opens_the_pool_and_stands_nowhere_else(lab: Lab, tmp_path: Path) -> None:
     lab.reset(["node2"])
+    site = Site(lab, tmp_path)
     node2, key = lab.twin("node2"), "open-" + "0123456789abcdef" * 2
     path = site.hosts / "pool.key"
     path.write_text(f"{key}\n")
