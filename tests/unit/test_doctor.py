@@ -278,7 +278,8 @@ def test_declared_driver_and_image_that_do_not_fit_what_is_loaded(fleet: Fleet, 
         (Topology(pairs("NV4"), pairs("OK")), True, NOTE, "disable_custom_all_reduce: false"),
         (Topology(pairs("NV4"), pairs("OK")), False, None, ""),
         (Topology(pairs("PHB"), pairs("CNS")), True, None, ""),
-        (Topology(pairs("PHB"), pairs("CNS")), False, WARNING, "6 CNS"),
+        (Topology(pairs("PHB"), pairs("CNS")), False, WARNING, "needs peer access"),
+        (Topology(pairs("PHB", count=2), pairs("CNS", count=2)), False, None, ""),
         (Topology(pairs("PHB"), pairs("OK")), False, WARNING, "patched driver"),
         (Topology({**pairs("NV4"), (0, 3): "SYS", (3, 0): "SYS"}, pairs("OK")), False, WARNING, "1 SYS"),
         (Topology(pairs("SYS"), {}), False, WARNING, "6 unknown"),
@@ -296,6 +297,32 @@ def test_topology_decides_on_custom_all_reduce(
         only(at, "topology", severity, word)
 
 
+def test_a_worker_of_one_gpu_has_nobody_to_talk_to(fleet: Fleet, host: Host) -> None:
+    alone = host.workers["a"].model_copy(update={"gpus": (0,), "engine": {"disable_custom_all_reduce": False}})
+    found = doctor.examine(patient(fleet, host.model_copy(update={"workers": {"a": alone}})))
+    assert [one for one in found if one.check == "topology"] == []
+
+
+def test_what_nvidia_smi_would_be_asked_is_not_missed_while_it_does_not_work(fleet: Fleet, host: Host) -> None:
+    at = patient(fleet, host, {facts.DRIVER: driver(complaint="No devices were found")})
+    for fact in (health.LINKS, health.REASONS, health.MEMORY_ERRORS, health.TOPOLOGY):
+        at = damaged(at, fact, 6, "No devices were found")
+    only(at, "driver", ERROR, "No devices were found")
+
+
+def test_images_are_not_asked_of_a_docker_that_does_not_answer(fleet: Fleet, host: Host) -> None:
+    silent: dict[Fact[Any], Any] = {facts.DOCKER: replace(WELL[facts.DOCKER], server=""), doctor._pinned(fleet, host): {}}
+    only(patient(fleet, host, silent), "tools", ERROR, "dockerd does not answer")
+
+
+def test_our_folders_are_well_or_not(fleet: Fleet, host: Host) -> None:
+    def well(at: Patient) -> bool:
+        return any("our own folders" in one.what for one in doctor.examine(at))
+
+    assert well(patient(fleet, host))
+    assert not well(patient(fleet, host, {facts.disk_fact("/opt/lodger"): FULL}))
+
+
 def test_room_is_asked_for_what_is_still_missing(fleet: Fleet, host: Host) -> None:
     sglang = fleet.images["sglang"].reference
     absent = {doctor._pinned(fleet, host): {sglang: False}}
@@ -306,6 +333,15 @@ def test_room_is_asked_for_what_is_still_missing(fleet: Fleet, host: Host) -> No
     only(patient(fleet, host, half), "room", WARNING, "1.0 GiB of 28.8 GiB")
     little = {**half, facts.disk_fact(host.models_dir): Disk(2**30, writable=True)}
     assert [one.severity for one in said(patient(fleet, host, little), "room")] == [ERROR, WARNING]
+
+
+def test_ports_of_a_router_count_too(fleet: Fleet) -> None:
+    host = fleet.hosts["node2"]
+    taken = base(ports=[port(30002, 5, "nginx"), port(29000, 6, "prometheus"), port(30001, 7, "x", "udp"), port(22, 8, "sshd")])
+    assert [one.what for one in said(patient(fleet, host, taken), "ports")] == [
+        "the port of the router is taken",
+        "the port of the router's metrics is taken",
+    ]
 
 
 def test_image_without_digest_is_a_note(fleet: Fleet, host: Host) -> None:
@@ -324,6 +360,7 @@ def test_holders_that_are_ours_or_named_are_well(fleet: Fleet, host: Host) -> No
             in_container(2, NEIGHBOUR, devices=on_gpus(1)),
             process(440, parents=(439, 1), devices=on_gpus(2)),
             process(5, cgroup="/system.slice/nvidia-persistenced.service ", devices=on_gpus(0, 1, 2, 3)),
+            process(7, user="www-data", command="nginx"),  # listens, and has no GPU open
         ],
         ports=[port(30000, 7, "docker-proxy")],
     )
