@@ -15,6 +15,8 @@ from lab.tasks import ns as lab
 from lodger.cli import chosen, finish, inventory, print_json, reports_errors, side_by_side
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from lodger.inventory import Fleet, Host
 
 # Modules that take their time are imported inside the tasks: `./ops --list` answers at once.
@@ -99,6 +101,91 @@ def rollback(
         return
     plans = {one.name: plan(one) for one in hosts}
     finish(runs.carry_out(fleet, hosts, plans, break_lock=break_lock), as_json_array=json)
+
+
+_WORKER = {**_RUN, "worker": "the worker's name on that host"}
+
+
+@task(help={**_WORKER, "until": 'HH:MM or "YYYY-MM-DD HH:MM" by the host\'s clock: then it comes back by itself'})
+@reports_errors
+def pause(
+    c: Context,
+    host: str | None = None,
+    worker: str | None = None,
+    until: str = "",
+    dry_run: bool = False,
+    json: bool = False,
+    hosts_dir: str | None = None,
+    break_lock: bool = False,
+) -> None:
+    """Give a worker's GPUs back for a while: out of its pool, stopped, and said to whoever logs in."""
+    del c
+    import getpass
+
+    from lodger import operate
+    from lodger import runbook as books
+
+    fleet, book = inventory(hosts_dir), books.load("pause")
+    _of_worker(
+        fleet,
+        chosen(fleet, host),
+        worker,
+        lambda one, name: operate.pause(fleet, one, book, name, who=getpass.getuser(), until=until),
+        dry_run=dry_run,
+        json=json,
+        break_lock=break_lock,
+    )
+
+
+@task(help={**_WORKER, "wait": "wait so many minutes for who is on its GPUs, instead of refusing"})
+@reports_errors
+def resume(
+    c: Context,
+    host: str | None = None,
+    worker: str | None = None,
+    wait: int = 0,
+    dry_run: bool = False,
+    json: bool = False,
+    hosts_dir: str | None = None,
+    break_lock: bool = False,
+) -> None:
+    """Bring a paused worker back, once nobody is on its GPUs."""
+    del c
+    from lodger import operate
+    from lodger import runbook as books
+
+    fleet, book = inventory(hosts_dir), books.load("resume")
+    _of_worker(
+        fleet,
+        chosen(fleet, host),
+        worker,
+        lambda one, name: operate.resume(fleet, one, book, name, patience=wait * 60.0),
+        dry_run=dry_run,
+        json=json,
+        break_lock=break_lock,
+    )
+
+
+def _of_worker(
+    fleet: Fleet,
+    hosts: list[Host],
+    worker: str | None,
+    plan: Callable[[Host, str], Any],
+    *,
+    dry_run: bool,
+    json: bool,
+    break_lock: bool,
+) -> None:
+    from lodger import runs
+    from lodger.errors import UsageError
+
+    if worker is None:
+        raise UsageError("no worker is named", hint=f"--worker NAME; there is: {', '.join(hosts[0].workers) or 'none'}")
+    plans = {one.name: plan(one, worker) for one in hosts}
+    if dry_run:
+        _show(fleet, hosts, lambda one: plans[one.name], json)
+        return
+    finish(runs.one_after_another(fleet, hosts, plans, break_lock=break_lock), as_json_array=json)
 
 
 def _show(fleet: Fleet, hosts: list[Host], plan: Any, json: bool) -> None:
@@ -318,7 +405,7 @@ def runbook(
     from lodger import runbook as books
     from lodger.errors import UsageError
 
-    if name in {"deploy", "rollback"}:
+    if name in {"deploy", "rollback", "pause", "resume"}:
         raise UsageError(f"{name} is a task of its own", hint=f"./ops {name} --host NAME")
     fleet = inventory(hosts_dir)
     book = books.load(name)
@@ -484,7 +571,23 @@ def fetch(
 
 
 ns = Collection(
-    deploy, plan, rollback, verify, smoke, doctor, affinity, render, lint, capacity, pin, fetch, journal, postmortem, test
+    deploy,
+    plan,
+    rollback,
+    pause,
+    resume,
+    verify,
+    smoke,
+    doctor,
+    affinity,
+    render,
+    lint,
+    capacity,
+    pin,
+    fetch,
+    journal,
+    postmortem,
+    test,
 )
 ns.add_collection(Collection("runbook", check=runbook_check))
 ns.collections["runbook"].add_task(runbook, name="run", default=True)

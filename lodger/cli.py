@@ -152,6 +152,8 @@ def as_json(outcome: Outcome) -> dict[str, Any]:
         "seconds": round(outcome.seconds, 2),
         "journal": outcome.journal,
     }
+    if outcome.remarks:
+        data["remarks"] = list(outcome.remarks)
     if outcome.error is not None:
         data["error"] = {"what": outcome.error.what, "cause": outcome.error.cause, "hint": outcome.error.hint}
     if outcome.losses or outcome.news:

@@ -106,7 +106,7 @@ class Plan:
     """What a run is to establish on one host.
 
     ``first`` are the facts that ``build`` needs; ``build(read, ledger)`` returns the steps, ``params`` what a later run
-    needs to know to resume this one. For a dry run,
+    needs to know to resume this one; ``remarks(read)`` are lines that whoever reads the report has to know. For a dry run,
     ``difference(read)`` shows what files would change, ``document(said)`` the runbook with lines after its blocks.
     """
 
@@ -115,6 +115,7 @@ class Plan:
     first: tuple[Fact[Any], ...]
     build: Callable[[Facts, Ledger | None], tuple[list[Step], Mapping[str, Any]]]
     difference: Callable[[Facts], str] = lambda _: ""
+    remarks: Callable[[Facts], Sequence[str]] = lambda _: ()
     document: Callable[[Mapping[int, Sequence[str]]], str] | None = None
 
 
@@ -132,7 +133,8 @@ class StateOutcome:
 class Outcome:
     """What a run came to on one host. ``error`` is the failure that ended it; ``news`` what colleagues did meanwhile.
 
-    ``unfinished``: it failed, and what an earlier run had begun is still neither finished nor put back.
+    ``remarks`` are the plan's. ``unfinished``: it failed, and what an earlier run had begun is still neither finished
+    nor put back.
     """
 
     host: str
@@ -148,6 +150,7 @@ class Outcome:
     seconds: float = 0.0
     journal: str = ""
     unfinished: bool = False
+    remarks: tuple[str, ...] = ()
 
     @property
     def exit_code(self) -> int:
@@ -293,6 +296,9 @@ class Engine:
         ledger = Ledger.load(read[facts.LEDGER], plan.runbook)
         read, steps, params = self._build(plan, read, ledger)
         before = Facts.load(ledger.before, plan.host) if ledger is not None else read
+        outcome.remarks = tuple(plan.remarks(read))
+        for remark in outcome.remarks:
+            self.report.note(plan.host, remark)
         if ledger is not None:
             self.report.note(plan.host, f"run {ledger.run} did not finish; going on from where it was")
         self.log.write("facts", moment="before", facts=_digest(read), ledger=ledger.run if ledger else None)

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict
 from types import MappingProxyType
 from typing import Any
 
-from lodger import capacity, facts, keys, paths
+from lodger import capacity, facts, keys, paths, pauses
 from lodger.command import Secret, Transport
 from lodger.engine import Ledger, Plan
-from lodger.errors import InventoryError, Refused, StateFailed
+from lodger.errors import InventoryError, Refused, StateFailed, UsageError
 from lodger.facts import Deployed, Fact, Facts
 from lodger.footprint import Owner
 from lodger.inventory import Fleet, Host
@@ -21,14 +21,15 @@ from lodger.render import Release, render, url
 from lodger.runbook import Runbook, annotated, expand
 from lodger.serving.smoke import EngineFacts, Expectation
 from lodger.states.base import Step
-from lodger.states.catalog import Notice, Situation
+from lodger.states.catalog import Giving, Notice, Situation
 from lodger.states.driver import Upgrade
+from lodger.states.given import WayBack, forgetful, heeds
 from lodger.states.neighbour import recorded
 from lodger.states.reboot import Rebooted
 from lodger.states.release import Content, manifest
 from lodger.states.rotation import Place, Roll
 from lodger.states.served import Smoke
-from lodger.states.service import Managed, services
+from lodger.states.service import Managed, services, unit_files
 
 ENGINE_IMAGE_ROOM = 40 * 2**30  # bytes: 17.3 GiB compressed is kept while about twice that is unpacked
 _FIRST: tuple[Fact[Any], ...] = (facts.MACHINE, facts.DEPLOYED, *facts.FOOTPRINT)
@@ -203,10 +204,11 @@ def deploy(
     models = {name for pool in pools for name in (pool.model, pool.draft.model if pool.draft else None) if name}
     engine_images = {fleet.images[pool.image].reference for pool in pools}
 
-    def situation(gone: Mapping[str, Managed]) -> Situation:
+    def situation(gone: Mapping[str, Managed], paused: Collection[str] = ()) -> Situation:
         return Situation(
             host=host.name,
             release=release.id,
+            paused=frozenset(paused),
             services=wanted,
             driver=host.driver,
             gpu_count=host.gpus.count,
@@ -233,12 +235,27 @@ def deploy(
         deployed = read[facts.DEPLOYED]
         gone = {name: service for name, service in installed(deployed).items() if name not in wanted}
         _refuse_older(deployed, contained)
-        return expand(runbook, situation(gone)), {"release": release.id}
+        return expand(runbook, situation(gone, pauses.paused(deployed))), {"release": release.id}
 
     # All that the states ask for, so that a deploy with nothing to do reads once.
     foreseen = [fact for step in expand(runbook, situation({})) for fact in (*step.state.facts, *step.state.undo_facts)]
 
-    return Plan("deploy", host.name, (*_FIRST, *foreseen), build, lambda read: difference(read[facts.DEPLOYED], release))
+    return Plan(
+        "deploy",
+        host.name,
+        (*_FIRST, *foreseen),
+        build,
+        lambda read: difference(read[facts.DEPLOYED], release),
+        remarks=lambda read: away(host, read),
+    )
+
+
+def away(host: Host, read: Facts) -> list[str]:
+    """Return a line for each worker whose GPUs are given back: a run leaves it alone."""
+    return [
+        f"{pause}: it stays so; ./ops resume --host {host.name} --worker {pause.worker} ends it"
+        for pause in pauses.paused(read[facts.DEPLOYED]).values()
+    ]
 
 
 def _refuse_older(deployed: Deployed, contained: Callable[[str], bool]) -> None:
@@ -289,10 +306,13 @@ def rollback(
         wanted = services(deployed, target)
         expected = deployed.manifest(target).get("smoke", {}) if target else {}
         gone = {name: service for name, service in present.items() if name not in wanted}
+        paused = frozenset(pauses.paused(deployed))
+        _refuse_forgetful(deployed, target, [wanted[name] for name in sorted(paused & wanted.keys())])
         at = Situation(
             host=host.name,
             release=target,
             services=wanted,
+            paused=paused,
             history=history,
             turns=turns(host, gone),
             gone=gone,
@@ -306,7 +326,16 @@ def rollback(
         )
         return expand(runbook, at), {"history": list(history)}
 
-    return Plan("rollback", host.name, _FIRST, build)
+    return Plan("rollback", host.name, _FIRST, build, remarks=lambda read: away(host, read))
+
+
+def _refuse_forgetful(deployed: Deployed, release: str, services: Sequence[Managed]) -> None:
+    """Raise Refused for a release whose units would start a worker although its pause is recorded."""
+    for service in services:
+        unit, _ = unit_files(deployed, release, service.unit)
+        if unit is not None and not heeds(service, unit):
+            blocker = forgetful(service)
+            raise Refused(blocker.what, cause=blocker.cause, hint=blocker.hint)
 
 
 def maintenance(fleet: Fleet, host: Host, runbook: Runbook, *, now: bool = False) -> Plan:
@@ -323,11 +352,14 @@ def maintenance(fleet: Fleet, host: Host, runbook: Runbook, *, now: bool = False
     named = [(neighbour.kind, name) for name, neighbour in host.neighbours.items()]
     pausable = (*named, ("unit", "nvidia-persistenced.service"))
 
-    def situation(release: str, serving: Mapping[str, Managed], expected: Mapping[str, Any]) -> Situation:
+    def situation(
+        release: str, serving: Mapping[str, Managed], expected: Mapping[str, Any], paused: Collection[str] = ()
+    ) -> Situation:
         return Situation(
             host=host.name,
             release=release,
             services=serving,
+            paused=frozenset(paused),
             driver=host.driver,
             gpu_count=host.gpus.count,
             gpu_memory=host.gpus.memory_mib,
@@ -347,7 +379,8 @@ def maintenance(fleet: Fleet, host: Host, runbook: Runbook, *, now: bool = False
         if "neighbour_paused" in states and ledger is None and not now and not reached(read):
             _refuse_hours(host, read[facts.MACHINE].local_time)
         expected = deployed.manifest(deployed.current).get("smoke", {}) if deployed.current else {}
-        return expand(runbook, situation(deployed.current, services(deployed, deployed.current), expected)), {}
+        serving = services(deployed, deployed.current)
+        return expand(runbook, situation(deployed.current, serving, expected, pauses.paused(deployed))), {}
 
     # What the states will most likely ask for, so that a run with nothing to do reads once.
     foreseen = [
@@ -355,7 +388,118 @@ def maintenance(fleet: Fleet, host: Host, runbook: Runbook, *, now: bool = False
         for step in expand(runbook, situation("", _foreseen(fleet, host), expectations(fleet, host)))
         for fact in (*step.state.facts, *step.state.undo_facts)
     ]
-    return Plan(runbook.name, host.name, (*_FIRST, *reads, *foreseen), build, document=lambda said: annotated(runbook, said))
+    return Plan(
+        runbook.name,
+        host.name,
+        (*_FIRST, *reads, *foreseen),
+        build,
+        document=lambda said: annotated(runbook, said),
+        remarks=lambda read: away(host, read),
+    )
+
+
+def pause(fleet: Fleet, host: Host, runbook: Runbook, worker: str, *, who: str, until: str = "") -> Plan:
+    """Return the plan that gives the GPUs of a worker back, until ``until`` by the host's clock ("": until it is resumed).
+
+    Raises UsageError for a worker that the host does not have, and for a time that is none.
+    """
+    _has(host, worker)
+    if until:
+        pauses.check(until)
+
+    def situation(service: Managed, end: str) -> Situation:
+        where = place(fleet, host, service)
+        way_back = WayBack(host.name, where, tuple(neighbours(host)))
+        return Situation(
+            host=host.name,
+            release="",
+            services={service.name: service},
+            places={service.name: where},
+            giving=Giving(who, end, way_back),
+        )
+
+    def build(read: Facts, ledger: Ledger | None) -> tuple[list[Step], Mapping[str, Any]]:
+        _same_worker(ledger, worker)
+        end = pauses.resolve(until, read[pauses.NOW]) if until else ""
+        return expand(runbook, situation(_deployed(host, worker, read[facts.DEPLOYED]), end)), {"worker": worker}
+
+    def remarks(read: Facts) -> list[str]:
+        service = _deployed(host, worker, read[facts.DEPLOYED])
+        where = place(fleet, host, service)
+        alone = _missed(where, read) and where.gap(read, service.start)
+        return (
+            [f"worker {worker} is the only one that serves pool {service.pool}: it answers nothing meanwhile"] if alone else []
+        )
+
+    foreseen = _facts_of(runbook, [situation(service, "") for service in _foreseen_worker(fleet, host, worker)])
+    return Plan("pause", host.name, (*_FIRST, pauses.NOW, *foreseen), build, remarks=remarks)
+
+
+def _missed(where: Place, read: Facts) -> bool:
+    """Whether the worker at ``where`` is one that somebody would miss: routers list it, or it answers where there is none."""
+    return bool(where.listed(read)) or (not where.seats and bool(read[where.identities].get(where.own)))
+
+
+def resume(fleet: Fleet, host: Host, runbook: Runbook, worker: str, *, patience: float = 0.0) -> Plan:
+    """Return the plan that brings a paused worker back; ``patience`` is how long (s) it waits for who is on its GPUs.
+
+    Raises UsageError for a worker that the host does not have.
+    """
+    _has(host, worker)
+
+    def situation(service: Managed, expected: Mapping[str, Any]) -> Situation:
+        return Situation(
+            host=host.name,
+            release="",
+            services={service.name: service},
+            neighbours=neighbours(host),
+            turns=turns(host),
+            smoke=lambda name: smoke(expected.get(name, {}), key=secret(fleet, expected.get(name, {}))),
+            places={service.name: place(fleet, host, service)},
+            patience=patience,
+        )
+
+    def build(read: Facts, ledger: Ledger | None) -> tuple[list[Step], Mapping[str, Any]]:
+        _same_worker(ledger, worker)
+        deployed = read[facts.DEPLOYED]
+        service = _deployed(host, worker, deployed)
+        expected = deployed.manifest(deployed.current).get("smoke", {})
+        return expand(runbook, situation(service, expected)), {"worker": worker}
+
+    foreseen = _facts_of(
+        runbook, [situation(service, expectations(fleet, host)) for service in _foreseen_worker(fleet, host, worker)]
+    )
+    return Plan("resume", host.name, (*_FIRST, *foreseen), build)
+
+
+def _has(host: Host, worker: str) -> None:
+    if worker not in host.workers:
+        raise UsageError(f"{host.name} has no worker {worker}", hint=f"it has: {', '.join(host.workers) or 'none'}")
+
+
+def _deployed(host: Host, worker: str, deployed: Deployed) -> Managed:
+    """Return a worker as the host's current release has it; raise Refused where it has none of that name."""
+    found = services(deployed, deployed.current).get(f"worker-{worker}")
+    if found is None:
+        raise Refused(f"worker {worker} is not deployed", cause=f"no release on {host.name} has it", hint="./ops deploy")
+    return found
+
+
+def _same_worker(ledger: Ledger | None, worker: str) -> None:
+    if ledger is not None and ledger.params.get("worker") != worker:
+        other = ledger.params.get("worker")
+        hint = f"end it first: {ledger.runbook} worker {other} once more"
+        raise Refused(f"run {ledger.run} did not finish", cause=f"it is about worker {other}", hint=hint)
+
+
+def _foreseen_worker(fleet: Fleet, host: Host, worker: str) -> list[Managed]:
+    return [service for name, service in _foreseen(fleet, host).items() if name == f"worker-{worker}"]
+
+
+def _facts_of(runbook: Runbook, situations: Sequence[Situation]) -> list[Fact[Any]]:
+    """Return what the states will most likely ask for, so that a run with nothing to do reads once."""
+    steps = [step for at in situations for step in expand(runbook, at)]
+    return [fact for step in steps for fact in (*step.state.facts, *step.state.undo_facts)]
 
 
 def _foreseen(fleet: Fleet, host: Host) -> dict[str, Managed]:
@@ -400,7 +544,7 @@ def difference(deployed: Deployed, release: Release) -> str:
     links = set(deployed.links.values()) | ({deployed.current} if deployed.current else set())
     old: dict[str, str] = {}
     for path, file in deployed.files.items():
-        if path.startswith(f"{paths.UNITS}/lodger-"):
+        if path.startswith(f"{paths.UNITS}/lodger-") and not path.startswith(f"{paths.UNITS}/lodger-resume-"):
             old[f"units/{path.rpartition('/')[2]}"] = file.content
         for stored in links:
             prefix = f"{paths.RELEASES}/{stored}/"

@@ -15,6 +15,9 @@ LEDGER = f"{VAR}/unfinished.json"
 LOCK = f"{VAR}/lock"
 IMAGES = f"{VAR}/images"
 KEYS = "/etc/lodger/keys"
+PAUSED = f"{VAR}/paused"
+RETURNS = f"{VAR}/returns"
+MOTD = "/etc/motd.d"
 
 
 def write(path: str, content: str, why: str, mode: str = "0644") -> Command:

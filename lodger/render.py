@@ -17,7 +17,7 @@ from typing import Literal
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from lodger import keys, paths
+from lodger import command, keys, paths
 from lodger.errors import InventoryError
 from lodger.inventory import Fleet, Host, Router, Worker
 from lodger.keys import ApiKey
@@ -219,6 +219,7 @@ def _service(
             name=full_name,
             description=description,
             compose=f"{paths.SERVICES}/{compose_path}",
+            record=f"{paths.PAUSED}/{full_name}" if kind == "worker" else "",
             container_service="engine" if kind == "worker" else kind,
             burst=burst,
             restart_delay_s=restart_delay_s,
@@ -283,6 +284,23 @@ def _compose_value(value: object) -> str:
 def _unit_text(value: object) -> str:
     """Quote one value for a setting of a unit that takes plain text: only ``%`` means something there."""
     return value if isinstance(value, _Ready) else str(value).replace("%", "%%")
+
+
+def shell_word(value: object) -> str:
+    """Quote one value for a sh script: text, a number, or a list of words; each word stands for itself."""
+    if isinstance(value, _Ready):
+        return value
+    return command.quote([str(one) for one in value] if isinstance(value, list | tuple) else [str(value)])
+
+
+def script(template: str, **context: object) -> str:
+    """Return a rendered sh script; what a value holds is text to the shell, unless the template marks it `raw`."""
+    return _environment(shell_word).get_template(template).render(context)
+
+
+def unit(template: str, **context: object) -> str:
+    """Return a rendered unit file whose settings take plain text."""
+    return _environment(_unit_text).get_template(template).render(context)
 
 
 def exec_word(value: str) -> str:

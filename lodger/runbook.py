@@ -22,11 +22,12 @@ from ruamel.yaml.error import YAMLError
 
 from lodger.errors import UsageError
 from lodger.states.base import Step
-from lodger.states.catalog import CATALOG, Situation, items
+from lodger.states.catalog import CATALOG, RUNNING, Situation, items
 from lodger.states.service import Managed
 from lodger.states.shell import Shell
 
 FOLDER = Path(__file__).parent.parent / "runbooks"
+PAUSED_WITNESS = "test_paused.py"
 _KEYS = {"state", "states", "each", "witness"}
 # A state that the runbook itself defines: keys it must have, and keys it may have.
 _SHELL, _SHELL_MAY = {"name", "check", "run"}, {"undo", "timeout"}
@@ -172,17 +173,33 @@ def _words(data: dict[str, Any], key: str) -> tuple[str, ...]:
 def expand(runbook: Runbook, at: Situation) -> list[Step]:
     """Return the steps of ``runbook`` in the situation ``at``; a group is finished for one item before the next begins."""
     steps: list[Step] = []
+    told: set[str] = set()
     for block in runbook.blocks:
         if block.shell:
             steps.append(Step(Shell(**block.shell), block.heading, block.witnesses, line=block.line))
             continue
         for item in items(at, block.each):
-            states = [CATALOG[name][1](at, item) for name in block.names]
+            block_names, witnesses = _asked(block, item, at)
+            if block_names == ["worker_paused"] != list(block.names):
+                if item.name in told:
+                    continue  # it is said once that it stays so
+                told.add(item.name)
+            states = [CATALOG[name][1](at, item) for name in block_names]
             name = item.name if isinstance(item, Managed) else item[1] if isinstance(item, tuple) else ""
             turn = at.turns.get(name, "")
             steps += [Step(state, block.heading, item=name, turn=turn, line=block.line) for state in states[:-1]]
-            steps.append(Step(states[-1], block.heading, block.witnesses, name, turn, last_of_turn=bool(turn), line=block.line))
+            steps.append(Step(states[-1], block.heading, witnesses, name, turn, last_of_turn=bool(turn), line=block.line))
     return steps
+
+
+def _asked(block: Block, item: Any, at: Situation) -> tuple[list[str], tuple[str, ...]]:
+    """Return the states of ``block`` for ``item`` and their witnesses: of a paused worker, its files and that it stays so."""
+    if not isinstance(item, Managed) or item.name not in at.paused:
+        return list(block.names), block.witnesses
+    kept = [name for name in block.names if name not in RUNNING]
+    if len(kept) == len(block.names):
+        return kept, block.witnesses
+    return [*kept, "worker_paused"], (PAUSED_WITNESS,) if block.witnesses else ()
 
 
 def names(steps: Sequence[Step]) -> list[str]:

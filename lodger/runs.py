@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lodger import checkout, cli, facts
+from lodger import checkout, cli, facts, pauses
 from lodger.command import Transport
 from lodger.engine import Engine, Mark, Outcome, Plan, StateOutcome
 from lodger.errors import LodgerError, Refused, StateFailed, UsageError
@@ -121,6 +121,7 @@ class Look:
     diff: str = ""
     states: list[tuple[str, str, list[str]]] = field(default_factory=list)
     document: str = ""
+    remarks: tuple[str, ...] = ()
     error: LodgerError | None = None
     seconds: float = 0.0
     round_trips: int = 0
@@ -133,13 +134,13 @@ class Look:
     def text(self) -> str:
         """Return the difference, the states with the commands they would run, and the refusal, if any."""
         if self.document:
-            return "\n".join([self.document, *self._verdict()])
+            return "\n".join([self.document, *self.remarks, *self._verdict()])
         lines = [f"{self.host}: {self.task}"]
         lines += [self.diff.rstrip()] if self.diff else ["no file differs"]
         for name, missing, commands in self.states:
             lines.append(f"  {'would do ' if missing else 'satisfied'}  {name}{f': {missing}' if missing else ''}")
             lines += [f"               {command}" for command in commands]
-        return "\n".join([*lines, *self._verdict()])
+        return "\n".join([*lines, *(f"  {remark}" for remark in self.remarks), *self._verdict()])
 
     def _verdict(self) -> list[str]:
         if self.error is not None:
@@ -163,6 +164,8 @@ class Look:
             "journal": "",
             "diff": self.diff,
         }
+        if self.remarks:
+            data["remarks"] = list(self.remarks)
         if self.error is not None:
             data["error"] = {"what": self.error.what, "cause": self.error.cause, "hint": self.error.hint}
         return data
@@ -177,7 +180,7 @@ def look(host: Host, plan: Callable[[Host], Plan]) -> Look:
         with Ssh(host, cancelled=cli.stop.is_set) as connection:
             engine = Engine(connection, _NoLog(), _Report(), lambda *_: [], user="", machine_id=host.machine_id)
             read, steps = engine.look(wanted)
-            seen.diff = wanted.difference(read)
+            seen.diff, seen.remarks = wanted.difference(read), tuple(wanted.remarks(read))
             seen.states = [
                 (step.state.name, missing := step.state.missing(read), _commands(step, read, missing)) for step in steps
             ]
@@ -345,7 +348,10 @@ def verify(fleet: Fleet, host: Host) -> Outcome:
         from lodger.witness import run_witnesses, specs_for  # noqa: PLC0415  pytest takes its time
 
         report = _Report()
-        for one in run_witnesses(specs_for(host), connection, fleet, host):
+        away = _away(connection, host, outcome, report)
+        up = [name for name in host.workers if name not in away]
+        params = {"workers": up, "paused": list(away)}
+        for one in run_witnesses(specs_for(host, away), connection, fleet, host, params):
             mark = Mark.SATISFIED if one.passed else Mark.FAILED
             outcome.states.append(StateOutcome(one.nodeid, mark, one.seconds, one.message))
             report.state(host.name, outcome.states[-1])
@@ -356,6 +362,15 @@ def verify(fleet: Fleet, host: Host) -> Outcome:
             )
 
     return _looking(host, "verify", act)
+
+
+def _away(connection: Ssh, host: Host, outcome: Outcome, report: _Report) -> list[str]:
+    """Return the workers of ``host`` whose GPUs are given back, and say so."""
+    found = facts.parse(connection.run(facts.command([pauses.RECORDS])).check().stdout, host.name)[pauses.RECORDS]
+    outcome.remarks = tuple(str(pause) for name, pause in found.items())
+    for remark in outcome.remarks:
+        report.note(host.name, remark)
+    return [name for name in host.workers if f"worker-{name}" in found]
 
 
 def witnesses_of(fleet: Fleet, host: Host) -> Outcome:
@@ -413,7 +428,8 @@ def smoke(fleet: Fleet, host: Host, only: str | None) -> Outcome:
     def act(connection: Ssh, outcome: Outcome) -> None:
         report = _Report()
         expected = operate.expectations(fleet, host)
-        names = [f"worker-{name}" for name in _workers(host, only)]
+        away = _away(connection, host, outcome, report)
+        names = [f"worker-{name}" for name in _workers(host, only) if name not in away]
         failure: LodgerError | None = None
         for name in names:
             start = time.monotonic()

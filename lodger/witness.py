@@ -14,7 +14,7 @@ import os
 import re
 import sys
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -51,10 +51,14 @@ class Witnessed:
     seconds: float
 
 
-def specs_for(host: Host) -> list[Path]:
-    """Return the specs that have something to look at on ``host``, in the order in which they are best read."""
+def specs_for(host: Host, paused: Collection[str] = ()) -> list[Path]:
+    """Return the specs that have something to look at on ``host``, in the order in which they are best read.
+
+    ``paused`` names the workers whose GPUs are given back: of those another spec has something to say.
+    """
     names = ["test_driver.py", "test_release.py", "test_guest.py"]
-    names += ["test_worker.py"] if host.workers else []
+    names += ["test_worker.py"] if host.workers.keys() - set(paused) else []
+    names += ["test_paused.py"] if paused else []
     names += ["test_router.py"] if host.router else []
     names += ["test_neighbours.py"] if host.neighbours else []
     return [SPECS / name for name in names]
@@ -66,9 +70,9 @@ def run_witnesses(
     """Run the specs in ``files`` against the host behind ``transport``; return what each of their tests said.
 
     A spec gets the fixtures ``host`` (testinfra's, every command as root), ``fleet``, ``inventory_host`` and ``params``;
-    ``worker_name`` and ``neighbour_name`` make a test run once for each of the host's workers or neighbours, or for those
-    named in the parameters ``workers`` and ``neighbours``: in the middle of a deploy not all of them are up. Nothing is
-    printed. A skipped test and a file without tests do not agree: a witness that saw nothing is none.
+    ``worker_name``, ``paused_name`` and ``neighbour_name`` make a test run once for each of the host's workers or neighbours,
+    or for those named in the parameters ``workers``, ``paused`` and ``neighbours``: in the middle of a deploy not all of them
+    are up. Nothing is printed. A skipped test and a file without tests do not agree: a witness that saw nothing is none.
 
     Raises UsageError for a file that is not there, and the ConnectionFailed that ended the connection half way.
     """
@@ -83,6 +87,7 @@ def run_witnesses(
     recorder = _Recorder(
         {
             "worker_name": list(params.get("workers", host.workers)),
+            "paused_name": list(params.get("paused", host.workers)),
             "neighbour_name": list(params.get("neighbours", host.neighbours)),
         }
     )

@@ -15,6 +15,7 @@ from lodger.footprint import Owner
 from lodger.keys import ApiKey
 from lodger.states.base import State
 from lodger.states.driver import DpkgFree, DriverInstalled, DriverLoaded, GpusReleased, PackagesCached, Upgrade, UpgradePossible
+from lodger.states.given import GpusAwaited, StaysPaused, WayBack, WorkerPaused, WorkerUnpaused
 from lodger.states.host import HostFit
 from lodger.states.image import ImagePresent, WeightsPresent
 from lodger.states.key import KeyInPlace
@@ -31,7 +32,7 @@ from lodger.states.paused import (
 )
 from lodger.states.reboot import Rebooted
 from lodger.states.release import Content, Pruned, ReleaseCurrent, ReleaseStaged
-from lodger.states.rotation import LeaverDrained, Place, PoolComplete, Roll, WorkerDrained, WorkerJoined
+from lodger.states.rotation import LeaverDrained, Place, PoolComplete, Roll, WorkerAway, WorkerDrained, WorkerJoined
 from lodger.states.served import Smoke, Smoked
 from lodger.states.service import GpusFree, Managed, ServiceGone, ServiceInstalled, ServiceReady
 from lodger.states.standing import Standing
@@ -47,6 +48,15 @@ class Notice:
 
 
 @dataclass(frozen=True)
+class Giving:
+    """That a worker's GPUs are to be given back: by ``who``, until when ("" for no end), and what brings it back."""
+
+    who: str
+    until: str
+    way_back: WayBack
+
+
+@dataclass(frozen=True)
 class Situation:
     """What is to be true of one host after a run, in values that states are made from.
 
@@ -56,7 +66,8 @@ class Situation:
     promised MiB), ``replaced`` (kind, name) of those to take down, ``records`` those to bring back, ``pausable`` (kind,
     name) of those that may be stopped for a while, ``warned`` whom to tell, ``reached`` (which reads ``reads``) whether what
     they are stopped for is done; ``places`` worker -> its place in its pool, ``roll`` who stands behind the host's router,
-    ``keys`` of the pools that it serves.
+    ``keys`` of the pools that it serves; ``paused`` services whose GPUs are given back, ``giving`` whether this run gives
+    some back, ``patience`` how long it waits for who is on GPUs that it needs (s; 0: it refuses).
     """
 
     host: str
@@ -85,6 +96,9 @@ class Situation:
     places: Mapping[str, Place] = field(default_factory=dict)
     roll: Roll | None = None
     keys: tuple[ApiKey, ...] = ()
+    paused: frozenset[str] = frozenset()
+    giving: Giving | None = None
+    patience: float = 0.0
 
 
 def _host_fit(at: Situation, _: Any) -> State:
@@ -105,7 +119,15 @@ def _replaced(at: Situation) -> list[Owner]:
 
 
 def _gpus_free(at: Situation, service: Any) -> State:
+    if at.patience:
+        return GpusAwaited(service, at.host, neighbours=at.neighbours, replaced=_replaced(at), patience=at.patience)
     return GpusFree(service, at.host, neighbours=at.neighbours, replaced=_replaced(at))
+
+
+def _worker_paused(at: Situation, service: Any) -> State:
+    if at.giving is None:
+        return StaysPaused(service)
+    return WorkerPaused(service, at.giving.who, at.giving.until, at.giving.way_back)
 
 
 def _smoke_passed(at: Situation, service: Any) -> State:
@@ -134,6 +156,11 @@ def _pool_complete(at: Situation, _: Any) -> State:
     return PoolComplete(at.roll)
 
 
+# What asks a worker to run, or stops it because it does: not asked of one that is paused.
+RUNNING = frozenset(
+    {"worker_drained", "gpus_free", "worker_ready", "smoke_passed", "worker_joined", "service_stopped", "worker_resumed"}
+)
+
 # Name in a runbook -> (what it is repeated for, how one is made). "" stands once.
 CATALOG: Mapping[str, tuple[str, Callable[[Situation, Any], State]]] = {
     "host_fit": ("", _host_fit),
@@ -149,6 +176,9 @@ CATALOG: Mapping[str, tuple[str, Callable[[Situation, Any], State]]] = {
         lambda at, item: LeaverDrained(item, at.host, _place(at, item)),
     ),
     "worker_drained": ("worker", lambda at, item: WorkerDrained(item, at.host, _place(at, item))),
+    "worker_away": ("worker", lambda at, item: WorkerAway(item, at.host, _place(at, item))),
+    "worker_paused": ("worker", _worker_paused),
+    "worker_unpaused": ("worker", lambda _, item: WorkerUnpaused(item)),
     "worker_joined": ("worker", lambda at, item: WorkerJoined(item, at.host, _place(at, item))),
     "pool_complete": ("router", _pool_complete),
     "service_installed": ("service", lambda at, item: ServiceInstalled(item, at.host, at.release)),

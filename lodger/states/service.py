@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from lodger import facts, paths
+from lodger import facts, paths, pauses
 from lodger.command import Command, quote, run
 from lodger.facts import Container, Deployed, Fact, Facts, Unit
 from lodger.footprint import Owner, names, owners
@@ -82,6 +82,11 @@ def _install(release: str, service: Managed) -> list[Command]:
     ]
 
 
+def pause_places(service: Managed) -> pauses.Places:
+    """Return where a pause of ``service`` stands on its host."""
+    return pauses.Places(service.container)
+
+
 def _remove(service: Managed) -> list[Command]:
     link, unit = f"{paths.SERVICES}/{service.name}", f"{paths.UNITS}/{service.unit}"
     compose = quote(["docker", "compose", "-p", service.container, "-f", f"{link}/compose.yml", "down"])
@@ -97,6 +102,7 @@ def _remove(service: Managed) -> list[Command]:
             f" && {{ systemctl reset-failed {quote([service.unit])} 2>/dev/null || true; }}",
             why=f"remove {service.unit}",
         ),
+        *([pauses.forget(pause_places(service))] if service.kind == "worker" else []),
     ]
 
 
@@ -275,7 +281,7 @@ class ServiceGone(ServiceState):
             return f"the container {self.service.container} is still there"
         if f"{paths.UNITS}/{self.service.unit}" in deployed.files or self.service.name in deployed.links:
             return f"{self.service.unit} is still there"
-        return ""
+        return "the record of its pause is still there" if self.service.name in pauses.paused(deployed) else ""
 
     def stops(self, read: Facts) -> list[str]:
         """Return the service when it runs."""
@@ -292,7 +298,7 @@ class ServiceGone(ServiceState):
         deployed = before[facts.DEPLOYED]
         if self.service.name not in services(deployed, deployed.current):
             return NoUndo("it was not there before")
-        back = _install(deployed.current, self.service)
+        back = [*pauses.put_back(pause_places(self.service), deployed), *_install(deployed.current, self.service)]
         unit = before[facts.UNITS].get(self.service.unit)
         up = unit is not None and unit.active in UP
         return [*back, *([run("systemctl", "start", self.service.unit, why="run it again")] if up else [])]
@@ -445,8 +451,9 @@ class ServiceReady(ServiceState):
 
     def undo(self, before: Facts, now: Facts) -> list[Command] | NoUndo:
         """Return the stop of the new configuration; the previous one is started by service_installed's undo."""
-        container = self._container(before)
-        if container is not None and container.labels.get("io.lodger.config") == self.service.config:
+        container, unit = self._container(before), before[self._unit]
+        up = unit is not None and unit.active in UP  # a worker that was paused leaves its stopped container behind
+        if up and container is not None and container.labels.get("io.lodger.config") == self.service.config:
             return NoUndo("the same configuration ran before")
         del now
         return [run("systemctl", "stop", self.service.unit, why="stop what did not work", timeout=self.service.stop + 60)]

@@ -36,5 +36,10 @@ def worker_name() -> str:
 
 
 @pytest.fixture(scope="session")
+def paused_name() -> str:
+    return "none"
+
+
+@pytest.fixture(scope="session")
 def neighbour_name() -> str:
     return "none"

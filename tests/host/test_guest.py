@@ -8,6 +8,7 @@ from testinfra.host import Host
 
 import lodger.inventory
 
+PAUSED = "ls /var/lib/lodger/paused 2>/dev/null || true"
 OURS = "/opt/lodger /etc/lodger /var/lib/lodger"
 
 
@@ -21,7 +22,14 @@ def test_units_of_that_name_are_the_declared_ones(host: Host, inventory_host: lo
         "{ ls /etc/systemd/system; systemctl list-units --all --plain --no-legend 'lodger-*.service'; } | "
         "grep -o '^lodger-[^ ]*[.]service' | sort -u || true"
     ).split()
-    assert set(seen) == {f"{name}.service" for name in declared(inventory_host)}
+    # A worker that is paused until some time is brought back by a unit of its own.
+    returning = {f"{name.replace('lodger-', 'lodger-resume-', 1)}.service" for name in host.check_output(PAUSED).split()}
+    assert set(seen) - returning == {f"{name}.service" for name in declared(inventory_host)}
+
+
+def test_messages_of_the_day_are_those_of_paused_workers(host: Host) -> None:
+    told = host.check_output("ls /etc/motd.d 2>/dev/null | grep ^lodger- || true").split()
+    assert told == host.check_output(PAUSED).split()
 
 
 def test_containers_of_that_name_are_labelled_and_the_declared_ones(host: Host, inventory_host: lodger.inventory.Host) -> None:
@@ -36,7 +44,7 @@ def test_nothing_of_it_lies_about_elsewhere(host: Host) -> None:
         "find /etc /opt /usr/local /var/lib /var/log /tmp /root -xdev -maxdepth 4 "
         "\\( -path /opt/lodger -o -path /etc/lodger -o -path /var/lib/lodger -o -path /var/lib/docker "
         "-o -path '/etc/systemd/system/lodger-*' -o -path '/etc/systemd/system/*.wants/lodger-*' "
-        "-o -path '/var/lib/containerd' \\) -prune -o -name 'lodger-*' -print"
+        "-o -path '/etc/motd.d/lodger-*' -o -path '/var/lib/containerd' \\) -prune -o -name 'lodger-*' -print"
     )
     assert strays.splitlines() == []
 

@@ -34,13 +34,17 @@ def test_unit_is_active_and_comes_back_after_a_reboot(host: Host) -> None:
 def test_it_knows_the_workers_of_its_pool_and_nobody_else(
     host: Host, fleet: Fleet, router: Router, inventory_host: lodger.inventory.Host, params: Mapping[str, Any]
 ) -> None:
-    """``hosts`` among the parameters narrows down whose workers have to be there already; without it, everybody's."""
+    """``hosts`` among the parameters narrows down whose workers have to be there already; without it, everybody's.
+
+    Of another host's worker that cannot be reached its own witnesses know whether it is paused.
+    """
     key = f"-H @/etc/lodger/keys/{router.pool}" if fleet.pools[router.pool].api_key_file else ""
     listed = json.loads(
         host.check_output(f"curl -sf --noproxy '*' --max-time 20 {key} %s", at(router.listen, router.port) + "/workers")
     )
     healthy = {(urlsplit(w["url"]).hostname, urlsplit(w["url"]).port) for w in listed["workers"] if w["is_healthy"]}
     unwell = [w["url"] for w in listed["workers"] if not w["is_healthy"]]
+    paused = host.check_output("ls /var/lib/lodger/paused 2>/dev/null || true").split()
     allowed, missing = set(), []
     for other in fleet.hosts.values():
         names = {other.service_address or other.address}
@@ -50,7 +54,15 @@ def test_it_knows_the_workers_of_its_pool_and_nobody_else(
             if worker.pool == router.pool:
                 ways = {(name, worker.port) for name in names | ({worker.listen} if len(names) > 1 else set())}
                 allowed |= ways
-                if not ways & healthy and other.name in params.get("hosts", fleet.hosts):
+                if ways & healthy or other.name not in params.get("hosts", fleet.hosts):
+                    continue
+                if other.name == inventory_host.name:
+                    down = f"lodger-worker-{worker.name}" in paused
+                else:
+                    ask = "curl -s -o /dev/null --noproxy '*' --connect-timeout 3 --max-time 10 %s"
+                    where = f"http://{other.service_address or other.address}:{worker.port}/health"
+                    down = host.run(ask, where).rc != 0
+                if not down:
                     missing.append(f"{other.name}:{worker.port}")
     assert missing == [], f"not listed as healthy; unwell: {unwell}"
     assert healthy - allowed == set(), "workers that are not of this pool"

@@ -1,0 +1,599 @@
+"""GPUs given back: what is recorded and said, until when, what a run then asks of the worker, and what brings it back."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lodger import facts, inventory, operate, pauses, runbook
+from lodger.engine import Ledger
+from lodger.errors import Refused, UsageError
+from lodger.facts import Facts, HostFile
+from lodger.footprint import Owner
+from lodger.inventory import Fleet
+from lodger.membership import Seat
+from lodger.pauses import Pause
+from lodger.runbook import names
+from lodger.states.base import NoUndo
+from lodger.states.given import GpusAwaited, StaysPaused, WayBack, WorkerPaused, WorkerUnpaused
+from lodger.states.rotation import Place
+from lodger.states.service import ServiceGone, ServiceReady, pause_places
+from tests.unit.readings import (
+    HOST,
+    base,
+    deployed,
+    driver,
+    installed,
+    on_gpus,
+    ours,
+    process,
+    readings,
+    record,
+    unit,
+    worker,
+)
+
+HOSTS = Path(__file__).parents[2] / "hosts"
+TODAY = "2026-11-29 13:57"
+A = worker("a")
+PLACES = pause_places(A)
+CONDITION = "ConditionPathExists=!/var/lib/lodger/paused/lodger-worker-a"
+WAY = WayBack(HOST, Place(), ())
+
+
+# ---------------------------------------------------------------- until
+
+
+@pytest.mark.parametrize(
+    ("said", "meant"),
+    [
+        ("18:00", "2026-11-29 18:00"),
+        ("13:58", "2026-11-29 13:58"),
+        ("2026-11-30 06:00", "2026-11-30 06:00"),
+        ("2026-12-01 9:05", "2026-12-01 09:05"),
+    ],
+)
+def test_a_time_is_taken_by_the_hosts_clock(said: str, meant: str) -> None:
+    assert pauses.resolve(said, TODAY) == meant
+
+
+@pytest.mark.parametrize("said", ["13:57", "06:00", "2026-11-28 23:59"])
+def test_a_time_that_is_past_is_refused_and_the_hint_says_how_to_write_another_day(said: str) -> None:
+    with pytest.raises(Refused) as caught:
+        pauses.resolve(said, TODAY)
+    assert TODAY in caught.value.cause
+    assert "YYYY-MM-DD" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "",
+        "six",
+        "24:00",
+        "18:60",
+        "18",
+        "18:00:00",
+        "2026-02-30 10:00",
+        "2026-1-30 10:00",
+        "tomorrow 10:00",
+        "\N{ARABIC-INDIC DIGIT ONE}8:00",
+    ],
+)
+def test_what_is_no_time_is_bad_usage(said: str) -> None:
+    with pytest.raises(UsageError, match="is no time"):
+        pauses.check(said)
+
+
+def test_the_hosts_clock_is_read_or_is_unreadable() -> None:
+    assert pauses.NOW.parse(f"{TODAY}\n") == TODAY
+    with pytest.raises(ValueError, match="does not match"):
+        pauses.NOW.parse("no clock\n")
+
+
+# ---------------------------------------------------------------- record and message
+
+
+@given(st.text(max_size=20), st.text(max_size=40))
+def test_a_record_says_the_same_when_it_is_read_again(who: str, waits: str) -> None:
+    pause = Pause("a", (0, 1), who, TODAY, "2026-11-29 18:00", waits)
+    assert Pause.load("a", pause.text) == pause
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[]", "nonsense", '{"gpus": 3}'])
+def test_a_record_that_nobody_can_read_is_a_pause_all_the_same(text: str) -> None:
+    there = deployed(files=record("paused/lodger-worker-a", text))
+    assert pauses.paused(there) == {"worker-a": Pause("a")}
+
+
+def test_what_is_being_written_beside_a_record_is_none() -> None:
+    assert pauses.paused(deployed(files=record("paused/lodger-worker-a.new", ""))) == {}
+
+
+def test_the_message_names_gpus_end_worker_and_who_to_tell() -> None:
+    said = Pause("a", (0, 1, 2, 3), "wang", TODAY, "2026-11-29 18:00").motd
+    assert said.startswith("GPUs 0 1 2 3 are free until 2026-11-29 18:00: Lodger's worker a is paused by wang.\n")
+    assert "tell wang" in said
+    assert Pause("a", (5,), "wang", TODAY).motd.startswith("GPU 5 is free: ")
+
+
+# ---------------------------------------------------------------- states
+
+
+def stands(pause: Pause | None, *, way: WayBack = WAY, condition: str = CONDITION, **changes: Any) -> Facts:
+    """Return a host on which worker a is deployed and, with ``pause``, given back."""
+    files = installed("r1", A)
+    text = f"# io.lodger.host={HOST}\n[Unit]\n{condition}\n"
+    files |= {f"/etc/systemd/system/{A.unit}": HostFile(text, 0o644, "root")}
+    timer = None
+    if pause is not None:
+        files |= record("paused/lodger-worker-a", pause.text)
+        made = way.files(A, pauses.renewed(pause))
+        files |= {path: HostFile(content, 0o644, "root") for path, content in made.items()}
+        timer = unit(PLACES.timer) if made else None
+    state = WorkerUnpaused(A)
+    values = {
+        state._motd: pause.motd if pause else "",
+        state._timer: timer,
+        pauses.NOW: TODAY,
+        **base(deployed=deployed(("r1",), links={"worker-a": "r1"}, files=files)),
+        **changes,
+    }
+    return readings(values)
+
+
+UNTIL = Pause("a", A.gpus, "wang", TODAY, "2026-11-29 18:00")
+
+
+def paused_state(until: str = "") -> WorkerPaused:
+    return WorkerPaused(A, "wang", until, WAY)
+
+
+def test_a_pause_writes_record_message_and_with_a_time_the_timer() -> None:
+    read = stands(None)
+    with_end = [str(command) for command in paused_state("2026-11-29 18:00").act(read)]
+    endless = [str(command) for command in paused_state().act(read)]
+    assert paused_state().missing(read)
+    for path in (PLACES.record, PLACES.motd):
+        assert any(path in command for command in with_end)
+        assert any(path in command for command in endless)
+    assert any(f"systemctl restart {PLACES.timer}" in command for command in with_end)
+    assert not any("timer" in command for command in endless)
+
+
+@pytest.mark.parametrize("pause", [UNTIL, replace(UNTIL, until=""), replace(UNTIL, waits_for="pid 7 of user bob (train)")])
+def test_what_is_paused_already_is_satisfied_whoever_asks(pause: Pause) -> None:
+    assert WorkerPaused(A, "li", "", WAY).missing(stands(pause)) == ""
+    assert WorkerPaused(A, "li", pause.until, WAY).missing(stands(pause)) == ""
+
+
+def test_another_end_is_another_pause() -> None:
+    assert "2026-11-29 20:00" in WorkerPaused(A, "li", "2026-11-29 20:00", WAY).missing(stands(UNTIL))
+
+
+@pytest.mark.parametrize("lacking", ["motd", "script", "timer"])
+def test_a_pause_that_says_half_of_it_is_not_complete(lacking: str) -> None:
+    read, state = stands(UNTIL), paused_state()
+    if lacking == "motd":
+        read._parsed[state._motd.name] = ""
+    if lacking == "timer":
+        read._parsed[state._timer.name] = None
+    if lacking == "script":
+        read[facts.DEPLOYED].files.pop(PLACES.script)  # type: ignore[attr-defined]  # a dict behind a read-only face
+    assert state.missing(read)
+
+
+def test_a_unit_that_knows_no_pauses_is_refused_before_anything_is_stopped() -> None:
+    assert paused_state().blockers(stands(None)) == []
+    (blocker,) = paused_state().blockers(stands(None, condition=""))
+    assert not blocker.awaits
+    assert "deploy first" in blocker.hint
+
+
+def test_the_undo_of_a_pause_and_of_its_end_put_back_what_was_there() -> None:
+    nothing, there = stands(None), stands(UNTIL)
+    (forget,) = paused_state().undo(nothing, there)  # type: ignore[misc]  # it is no NoUndo
+    assert PLACES.record in forget.script
+    back = WorkerUnpaused(A).undo(there, nothing)
+    assert not isinstance(back, NoUndo)
+    assert {command.stdin for command in back} >= {UNTIL.text.encode(), UNTIL.motd.encode()}
+    assert isinstance(paused_state().undo(there, there), NoUndo)
+    assert WorkerUnpaused(A).undone(there, nothing)
+    assert not WorkerUnpaused(A).undone(there, there)
+
+
+def test_the_end_of_a_pause_leaves_nothing_of_it() -> None:
+    state = WorkerUnpaused(A)
+    assert state.missing(stands(None)) == ""
+    assert "paused by wang until 2026-11-29 18:00" in state.missing(stands(UNTIL))
+    (command,) = state.act(stands(UNTIL))
+    for path in (PLACES.record, PLACES.motd, *PLACES.way_back):
+        assert path in command.script
+
+
+def test_a_worker_that_is_to_stay_paused_is_found_so_and_never_made_so() -> None:
+    state = StaysPaused(A)
+    assert state.missing(stands(UNTIL)) == ""
+    assert state.act(stands(None)) == []
+    assert state.hopeless(stands(None))
+
+
+def test_a_worker_that_goes_takes_its_pause_along_and_its_undo_brings_both_back() -> None:
+    state = ServiceGone(A, HOST)
+    left = record("paused/lodger-worker-a", UNTIL.text)
+    assert "pause" in state.missing(readings(base(deployed=deployed(files=left))))
+    assert any(PLACES.record in command.script for command in state.act(stands(UNTIL)))
+    back = state.undo(stands(UNTIL), stands(None))
+    assert not isinstance(back, NoUndo)
+    assert UNTIL.text.encode() in {command.stdin for command in back}
+
+
+def test_undoing_a_resume_stops_a_worker_that_was_down_although_its_container_was_still_there() -> None:
+    left = ours(A, status="exited")
+    state = ServiceReady(A, HOST)
+    down = readings({**base(containers=[left]), facts.unit_fact(A.unit): unit(A.unit, active="inactive")})
+    up = readings({**base(containers=[ours(A)]), facts.unit_fact(A.unit): unit(A.unit)})
+    assert not isinstance(state.undo(down, up), NoUndo)
+    assert isinstance(state.undo(up, up), NoUndo)
+
+
+def test_those_who_are_waited_for_are_named_and_do_not_refuse() -> None:
+    stranger = process(4711, user="bob", command="python3 train.py", devices=on_gpus(2))
+    read = readings({**base(processes=[stranger]), facts.DRIVER: driver(0, 0, 900, 0), facts.unit_fact(A.unit): None})
+    state = GpusAwaited(A, HOST, neighbours={}, replaced=[], patience=300)
+    assert state.blockers(read) == []
+    assert state.missing(read)
+    assert "pid 4711 of user bob" in state.progress(read)
+    assert state.deadline == 300
+
+
+# ---------------------------------------------------------------- runs
+
+
+@pytest.fixture(scope="module")
+def fleet() -> Fleet:
+    found = inventory.load(HOSTS)
+    images = {name: image.model_copy(update={"digest": f"sha256:{'5' * 64}"}) for name, image in found.images.items()}
+    return found.model_copy(update={"images": images})
+
+
+def asked(plan: Any, read: Facts) -> list[str]:
+    steps, _ = plan.build(read, None)
+    return [name for name in names(steps) if name.endswith(("(a)", "(worker-a)"))]
+
+
+LEFT_ALONE = ["service_installed(worker-a)", "worker_paused(a)"]
+
+
+def test_a_deploy_and_a_rollback_ask_nothing_of_a_paused_worker_but_its_files(fleet: Fleet) -> None:
+    read = stands(UNTIL)
+    deploy = operate.deploy(fleet, fleet.hosts["node1"], runbook.load("deploy"), revision="r1", contained=lambda _: True)
+    assert asked(deploy, read) == LEFT_ALONE
+    (line,) = deploy.remarks(read)
+    assert line.startswith("worker a is paused by wang until 2026-11-29 18:00: it stays so")
+    assert "worker_ready(a)" in asked(deploy, stands(None))
+    assert deploy.remarks(stands(None)) == []
+
+
+def test_a_rollback_leaves_it_paused_unless_the_earlier_unit_would_start_it(fleet: Fleet) -> None:
+    def standing(condition: str) -> Facts:
+        files = installed("r1", A) | installed("r2", A) | record("paused/lodger-worker-a", UNTIL.text)
+        files["/opt/lodger/releases/r1/units/lodger-worker-a.service"] = HostFile(f"[Unit]\n{condition}\n", 0o644, "root")
+        return readings(base(deployed=deployed(("r1", "r2"), links={"worker-a": "r2"}, files=files)))
+
+    plan = operate.rollback(fleet, fleet.hosts["node1"], runbook.load("rollback"))
+    assert asked(plan, standing(CONDITION)) == LEFT_ALONE
+    with pytest.raises(Refused, match="next boot"):
+        plan.build(standing(""), None)
+
+
+@pytest.mark.parametrize("name", ["reboot", "driver-upgrade"])
+def test_a_reboot_and_a_driver_upgrade_say_once_that_it_stays_paused(name: str, fleet: Fleet) -> None:
+    plan = operate.maintenance(fleet, fleet.hosts["node1"], runbook.load(name), now=True)
+    read = stands(UNTIL)
+    assert asked(plan, read) == ["worker_paused(a)"]
+    assert plan.remarks(read)
+
+
+def test_a_plan_shows_no_difference_for_what_a_pause_left(fleet: Fleet) -> None:
+    shown = operate.difference(stands(UNTIL)[facts.DEPLOYED], operate.render(fleet, fleet.hosts["node1"]))
+    assert "resume" not in shown
+
+
+def test_a_pause_and_a_resume_are_lists_of_states(fleet: Fleet) -> None:
+    node1 = fleet.hosts["node1"]
+    read = stands(None)
+    pause = operate.pause(fleet, node1, runbook.load("pause"), "a", who="wang", until="18:00")
+    assert asked(pause, read) == ["worker_away(a)", "service_stopped(worker-a)", "worker_paused(a)"]
+    resume = operate.resume(fleet, node1, runbook.load("resume"), "a")
+    assert asked(resume, read) == [
+        "gpus_free(worker-a)",
+        "worker_unpaused(a)",
+        "worker_ready(a)",
+        "smoke_passed(a)",
+        "worker_joined(a)",
+    ]
+
+
+def test_a_worker_that_is_not_there_is_bad_usage_or_a_refusal(fleet: Fleet) -> None:
+    node1, book = fleet.hosts["node1"], runbook.load("pause")
+    with pytest.raises(UsageError, match="has no worker z"):
+        operate.pause(fleet, node1, book, "z", who="wang")
+    with pytest.raises(UsageError, match="is no time"):
+        operate.pause(fleet, node1, book, "a", who="wang", until="soon")
+    with pytest.raises(Refused, match="is past"):
+        operate.pause(fleet, node1, book, "a", who="wang", until="10:00").build(stands(None), None)
+    with pytest.raises(Refused, match="not deployed"):
+        operate.resume(fleet, node1, runbook.load("resume"), "a").build(readings(base()), None)
+
+
+def test_an_unfinished_pause_of_another_worker_is_ended_first(fleet: Fleet) -> None:
+    node2 = fleet.hosts["node2"]
+    plan = operate.pause(fleet, node2, runbook.load("pause"), "a", who="wang")
+    with pytest.raises(Refused, match="did not finish"):
+        plan.build(stands(None), Ledger("r", "pause", {"worker": "b"}, "wang", "{}"))
+
+
+@pytest.mark.parametrize(("others", "told"), [({}, True), ({"http://else:1": True}, False), ({"http://else:1": False}, True)])
+def test_pausing_the_only_worker_says_that_the_pool_answers_nothing(others: dict[str, bool], told: bool, fleet: Fleet) -> None:
+    node2 = fleet.hosts["node2"]
+    plan = operate.pause(fleet, node2, runbook.load("pause"), "a", who="wang")
+    files = installed("r1", replace(A, pool="qwen38"))
+    place = operate.place(fleet, node2, replace(A, pool="qwen38"))
+    (seat,) = place.seats
+    read = readings(
+        {
+            **base(deployed=deployed(("r1",), links={"worker-a": "r1"}, files=files)),
+            place.rotation: {seat.router: {seat.worker: True, **others}},
+            place.identities: {},
+        }
+    )
+    assert bool(plan.remarks(read)) == told
+
+
+# ---------------------------------------------------------------- the way back: the rendered script, run by a real shell
+
+
+class Stage:
+    """A host in a folder: /proc, /var/lib/lodger and the programs that the script calls; what they were told is in ``log``."""
+
+    def __init__(self, folder: Path, way: WayBack, *, until: str = "2020-01-01 00:00") -> None:
+        self.root = folder
+        for name in ("proc", "bin", "var/lib/lodger/paused", "var/lib/lodger/returns", "etc/motd.d", "etc/systemd/system"):
+            (folder / name).mkdir(parents=True)
+        self.record, self.motd = folder / PLACES.record[1:], folder / PLACES.motd[1:]
+        self.lock, self.log = folder / "var/lib/lodger/lock", folder / "log"
+        self.pause = Pause("a", A.gpus, "wang", TODAY, until)
+        files = way.files(A, self.pause)
+        script = files[PLACES.script]
+        for path in ("/proc/", "/var/lib/lodger", "/etc/motd.d", "/etc/systemd/system"):
+            script = script.replace(path, f"{folder}{path}")
+        (folder / "script").write_text(
+            script.replace("sleep 60", "sleep 0.2").replace("pause=60", "pause=0.2").replace("pause=5", "pause=0.2")
+        )
+        self.record.write_text(self.pause.text)
+        self.motd.write_text(self.pause.motd)
+        for path in PLACES.way_back:
+            (folder / path[1:]).write_text("")
+        self.log.write_text("")
+        self.program("systemctl", f'echo "systemctl $*" >> {self.log}')
+        self.program("curl", f'echo "curl $*" >> {self.log}; case "$*" in *http_code*) printf 200;; esac')
+        self.program(
+            "docker", 'case "$*" in *RestartCount*|*State.Running*) echo "cid|true|host||$HOST_NAME|c1|30000|/health";; esac'
+        )
+        self.program("supervisorctl", "exit 0")
+        self.program("journalctl", "exit 0")
+
+    def program(self, name: str, body: str) -> None:
+        path = self.root / "bin" / name
+        path.write_text(f"#!/bin/sh\n{body}\n")
+        path.chmod(0o755)
+
+    def holder(self, pid: int, command: str, cgroup: str = "/user.slice", gpu: int = 0, parent: int = 1) -> None:
+        proc = self.root / "proc" / str(pid)
+        (proc / "fd").mkdir(parents=True)
+        (proc / "fd/3").symlink_to(f"/dev/nvidia{gpu}")
+        (proc / "cmdline").write_text(command.replace(" ", "\0"))
+        (proc / "cgroup").write_text(f"0::{cgroup}\n")
+        (proc / "status").write_text(f"Name:\tx\nPPid:\t{parent}\n")
+
+    def gone(self, pid: int) -> None:
+        (self.root / "proc" / str(pid) / "fd/3").unlink()
+
+    def start(self) -> subprocess.Popen[str]:
+        env = {"PATH": f"{self.root}/bin:/usr/bin:/bin", "HOST_NAME": HOST}
+        pipe = subprocess.PIPE
+        return subprocess.Popen(
+            ["sh", str(self.root / "script")], env=env, stdout=pipe, stderr=pipe, text=True, start_new_session=True
+        )
+
+    def waits(self) -> str:
+        return Pause.load("a", self.record.read_text()).waits_for if self.record.exists() else ""
+
+
+@pytest.fixture
+def stage(tmp_path: Path) -> Iterator[Callable[..., tuple[Stage, subprocess.Popen[str]]]]:
+    processes: list[subprocess.Popen[str]] = []
+
+    def begin(
+        way: WayBack = WAY, prepare: Callable[[Stage], None] = lambda _: None, **options: str
+    ) -> tuple[Stage, subprocess.Popen[str]]:
+        made = Stage(tmp_path, way, **options)
+        prepare(made)
+        processes.append(made.start())
+        return made, processes[-1]
+
+    yield begin
+    for one in processes:
+        if one.poll() is None:
+            os.killpg(one.pid, signal.SIGKILL)
+        one.communicate()
+
+
+def until_true(condition: Callable[[], object], seconds: float = 20) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+def test_with_nobody_on_the_gpus_the_worker_is_started_joins_and_nothing_is_left(stage: Any) -> None:
+    seat = Seat("http://router:30002", "http://me:30000")
+    made, run = stage(WayBack(HOST, Place("http://me:30000", (seat,), (), "/k"), ()))
+    out, err = run.communicate(timeout=30)
+    assert (run.returncode, err) == (0, "")
+    log = made.log.read_text()
+    assert "systemctl start --no-block lodger-worker-a.service" in log
+    assert "http://router:30002/workers" in log
+    assert "@/k" in log
+    assert log.index("start --no-block") < log.index("http://router:30002/workers")
+    assert "serves again" in out
+    left = [path for path in made.root.rglob("*lodger*") if path.is_file() and "bin" not in path.parts]
+    assert left == []
+    assert not made.lock.exists()
+
+
+def test_before_its_time_it_only_looks(stage: Any) -> None:
+    made, run = stage(until="2999-01-01 00:00")
+    run.communicate(timeout=30)
+    assert run.returncode == 0
+    assert made.record.exists()
+    assert made.log.read_text() == ""
+
+
+def test_it_waits_for_whoever_is_on_the_gpus_and_says_for_whom(stage: Any) -> None:
+    nasty = 'python3 "$(reboot)" `id` \\ \x1b[31m {"a": 1}'
+    made, run = stage(prepare=lambda one: one.holder(4711, nasty, gpu=3))
+    until_true(made.waits)
+    said = made.waits()
+    assert said.startswith("pid 4711 of user ")
+    assert "\x1b" not in said
+    json.loads(made.record.read_text())
+    assert said in made.motd.read_text()
+    assert made.motd.read_text() == replace(made.pause, waits_for=said).motd
+    time.sleep(0.6)
+    assert made.log.read_text() == "", "nothing is started"
+    made.gone(4711)
+    out, _ = run.communicate(timeout=30)
+    assert out.count("waits for") == 1, "said once, however often it looked"
+    assert "start --no-block" in made.log.read_text()
+
+
+def test_others_gpus_are_nobodys_business(stage: Any) -> None:
+    _, run = stage(prepare=lambda one: one.holder(1, "python3 train.py", gpu=4))
+    run.communicate(timeout=30)
+    assert run.returncode == 0
+
+
+CID = "c" * 64
+MAY_STAY: dict[str, tuple[Owner | None, Callable[[Stage], None]]] = {
+    "the driver's own": (None, lambda one: one.holder(50, "/usr/bin/nvidia-persistenced --user x")),
+    "a unit": (Owner("unit", "aigc@1.service"), lambda one: one.holder(50, "x", "/system.slice/aigc@1.service")),
+    "a user's unit": (
+        Owner("user-unit", "{user}:train.service"),
+        lambda one: one.holder(50, "x", "/user.slice/user-1.slice/user@1.service/app.slice/train.service"),
+    ),
+    "a program in a group": (
+        Owner("program", "images"),
+        lambda one: (
+            one.holder(50, "x", parent=49),
+            one.program("supervisorctl", "echo 'images:up  RUNNING  pid 50, uptime 1'"),
+        )[0],
+    ),
+    "a container": (
+        Owner("container", "notebook"),
+        lambda one: (
+            one.holder(50, "x", f"/system.slice/docker-{CID}.scope"),
+            one.program(
+                "docker", f'case "$*" in *notebook*) echo {CID};; *) echo "cid|true|host||{HOST}|c1|30000|/health";; esac'
+            ),
+        )[0],
+    ),
+    "a compose project": (
+        Owner("compose", "captioning"),
+        lambda one: (
+            one.holder(50, "x", f"/docker/{CID}"),
+            one.program(
+                "docker", f'case "$*" in *captioning*) echo {CID};; *) echo "cid|true|host||{HOST}|c1|30000|/health";; esac'
+            ),
+        )[0],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MAY_STAY)
+def test_a_neighbour_that_may_share_the_gpus_is_not_waited_for(name: str, stage: Any) -> None:
+    owner, prepare = MAY_STAY[name]
+    if owner is not None and "{user}" in owner.name:
+        me = subprocess.run(["stat", "-c", "%U", "/proc/self"], capture_output=True, text=True, check=True).stdout.strip()
+        owner = Owner(owner.kind, owner.name.format(user=me))
+    _, run = stage(WayBack(HOST, Place(), (owner,) if owner else ()), prepare)
+    run.communicate(timeout=30)
+    assert run.returncode == 0
+
+
+@pytest.mark.parametrize("name", [name for name in MAY_STAY if name != "the driver's own"])
+def test_the_same_process_of_somebody_who_is_not_declared_is_waited_for(name: str, stage: Any) -> None:
+    made, _ = stage(prepare=MAY_STAY[name][1])
+    until_true(made.waits)
+    assert "pid 50 " in made.waits()
+
+
+@pytest.mark.parametrize("held", ["lock", "unfinished.json"])
+def test_it_keeps_out_of_the_way_of_a_run(held: str, stage: Any) -> None:
+    made, run = stage(prepare=lambda one: (one.root / "var/lib/lodger" / held).write_text("somebody"))
+    until_true(made.waits)
+    assert "run of Lodger" in made.waits()
+    assert made.log.read_text() == ""
+    (made.root / "var/lib/lodger" / held).unlink()
+    run.communicate(timeout=30)
+    assert "start --no-block" in made.log.read_text()
+
+
+def test_a_router_that_does_not_answer_is_asked_again(stage: Any) -> None:
+    def unwilling(one: Stage) -> None:
+        body = f'case "$*" in *http_code*) printf 200;; *) [ -e {one.root}/router ];; esac'
+        one.program("curl", body)
+
+    made, run = stage(WayBack(HOST, Place("", (Seat("http://r:1", "http://me:1"),)), ()), unwilling)
+    until_true(lambda: not made.record.exists())
+    time.sleep(0.6)
+    assert run.poll() is None
+    (made.root / "router").write_text("")
+    out, _ = run.communicate(timeout=30)
+    assert out.count("http://r:1 does not take it") == 1
+
+
+def test_a_worker_that_is_paused_anew_is_left_to_that_pause(stage: Any) -> None:
+    made, run = stage(prepare=lambda one: one.program("curl", "exit 7"))
+    until_true(lambda: not made.record.exists())
+    made.record.write_text(made.pause.text)
+    run.communicate(timeout=30)
+    assert made.record.exists()
+    assert (made.root / PLACES.way_back[2][1:]).exists(), "the timer is that pause's"
+
+
+strange = st.from_regex(r"(?!lodger-)[A-Za-z0-9][A-Za-z0-9:_.@\\-]*", fullmatch=True)
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from(["unit", "program", "container", "compose", "user-unit"]), strange), max_size=6),
+    st.text(st.characters(codec="utf-8"), min_size=1, max_size=20),
+)
+def test_whatever_the_inventory_accepts_is_text_to_the_shell(neighbours: list[tuple[str, str]], who: str) -> None:
+    way = WayBack(HOST, Place(), tuple(Owner(*one) for one in neighbours))
+    script = way.files(A, Pause("a", A.gpus, who, TODAY, "2026-11-29 18:00"))[PLACES.script]
+    assert "{{" not in script.replace("{{.", "").replace("{{range", "").replace("{{index", "").replace("{{end", "")
+    checked = subprocess.run(["sh", "-n"], input=script, text=True, capture_output=True, check=False, timeout=20)
+    assert checked.returncode == 0, checked.stderr
