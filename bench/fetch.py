@@ -203,7 +203,9 @@ def _kill(bench: Bench) -> str:
     """Return what comes again after the unit was killed half way: in all, and of the file of which most came again."""
     _clean(bench)
     bench.hub.forget()
-    process = subprocess.Popen(_ours(bench, delayed=True), cwd=ROOT, env=_environment(), stderr=subprocess.DEVNULL)
+    process = subprocess.Popen(
+        _ours(bench, delayed=True), cwd=ROOT, env=_environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
     while sum(bench.hub.sent().get(name, 0) for name in files()) < TOTAL // 2:
         time.sleep(0.1)
     bench.twin.exec(["systemctl", "kill", "--signal=KILL", f"lodger-fetch-{MODEL}.service"])

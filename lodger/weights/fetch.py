@@ -8,8 +8,9 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Literal, Protocol
 
 from lodger import facts
 from lodger.command import Command, Result
@@ -23,7 +24,7 @@ from lodger.weights.plan import Found, Manifest, Plan
 from lodger.weights.progress import Said, Screen, listen
 
 _ASKED_AGAIN = 4  # times that a hub is asked for one page before the next hub has its turn
-_SLOWEST_POLL = 5.0  # seconds
+_FASTEST_POLL, _SLOWEST_POLL = 0.5, 5.0  # seconds
 
 
 class Log(Protocol):
@@ -145,29 +146,25 @@ class Fetch:
 
     def _from_hubs(self, model: Model) -> Plan:
         """Return the plan that the hubs agree on; raise Refused when none of them has the revision."""
-        sources: list[plans.Source] = []
-        failures: dict[str, str] = {}
-        for name, endpoint in self.fleet.weights.endpoints.items():
-            # A commit of one hub is unknown to the other, which may have the same files all the same.
-            for revision in dict.fromkeys([model.revision, None]):
-                try:
-                    listing = plans.judged(self._converse(name, endpoint, model.source, revision))
-                except HubError as error:
-                    failures.setdefault(name, f"{name}: {error.what}{f' ({error.cause})' if error.cause else ''}")
-                else:
-                    sources.append(plans.Source(endpoint, listing, exact=revision == model.revision))
-                    break
+        endpoints = self.fleet.weights.endpoints
+        with ThreadPoolExecutor(max_workers=len(endpoints)) as pool:
+            asked = dict(zip(endpoints, pool.map(lambda hub: self._source(model, hub), endpoints), strict=True))
+        sources = [said for said in asked.values() if isinstance(said, plans.Source)]
+        failures = [
+            f"{hub}: {said.what}{f' ({said.cause})' * bool(said.cause)}"
+            for hub, said in asked.items()
+            if not isinstance(said, plans.Source)
+        ]
         try:
             plan = plans.agreed(sources, model.name, self.host.models_dir, model.directory, model.source, model.revision)
         except ValueError as error:
             raise Refused(
                 f"no source lists {model.source} at {model.revision or 'any revision'}",
-                cause="; ".join(failures.values()) or str(error),
+                cause="; ".join(failures) or str(error),
                 hint="check `source:` and `revision:` of the model, and `weights: endpoints:`, from the host itself",
             ) from error
-        for hub, failure in failures.items():
-            if hub not in {source.listing.source for source in sources}:
-                self.screen.note(self.host.name, f"{model.name}: {failure}")
+        for failure in failures:
+            self.screen.note(self.host.name, f"{model.name}: {failure}")
         for source in sources:
             same = sum(any(url.startswith(source.endpoint) for url in file.urls) for file in plan.files)
             if not source.exact:
@@ -178,6 +175,19 @@ class Fetch:
 
     def _announce(self, plan: Plan, source: str) -> None:
         self.screen.note(self.host.name, f"{plan.model}: {len(plan.files)} files, {plan.size / 1e9:.2f} GB, {source}")
+
+    def _source(self, model: Model, hub: Literal["modelscope", "huggingface"]) -> plans.Source | HubError:
+        """Return what a hub has; where it does not know the revision, what it has at its default branch."""
+        endpoint = self.fleet.weights.endpoints[hub]
+        failure: HubError | None = None
+        # A commit of one hub is unknown to the other, which may have the same files all the same.
+        for revision in dict.fromkeys([model.revision, None]):
+            try:
+                listing = plans.judged(self._converse(hub, endpoint, model.source, revision))
+                return plans.Source(endpoint, listing, exact=revision == model.revision)
+            except HubError as error:
+                failure = failure or error
+        return failure or HubError("it was not asked")
 
     def _converse(self, name: str, endpoint: str, repository: str, revision: str | None) -> Listing:
         conversation = HUBS[name](repository, revision)
@@ -293,7 +303,6 @@ class Fetch:
 
     def _follow(self, jobs: Sequence[_Job]) -> None:
         """Show how far the fetches are until all have ended. Whoever leaves earlier leaves them at work."""
-        pause = 0.5
         while True:
             for job in [one for one in jobs if not one.over]:
                 try:
@@ -311,8 +320,8 @@ class Fetch:
                 job.over = not glimpse.alive
             if all(job.over for job in jobs):
                 return
-            self._wait(pause)
-            pause = min(_SLOWEST_POLL, pause * 1.05)
+            # Soon at first, seldom later: whoever waits for an hour can wait for five seconds more.
+            self._wait(min(_SLOWEST_POLL, max(_FASTEST_POLL, (time.monotonic() - jobs[0].began) / 60)))
 
     def _conclude(self, jobs: Sequence[_Job], outcome: Outcome) -> None:
         failure: LodgerError | None = None
