@@ -55,14 +55,14 @@ class Table:
         """Take over what an earlier call found."""
         for line in self.path.read_text().splitlines() if self.path.exists() else []:
             data = json.loads(line)
-            self.wrong[Point(data["kind"], data["index"], data["phase"])] = data["wrong"]
+            self.wrong[Point(data["kind"], data["command"], data["phase"])] = data["wrong"]
 
     def add(self, point: Point, seconds: float, wrong: list[str], said: str) -> None:
         """Note and print what became of ``point``, and how long that took."""
         with self._lock, self.path.open("a") as file:
             self.wrong[point] = wrong
             file.write(json.dumps({**point.__dict__, "wrong": wrong}) + "\n")
-            where = f"{point} ({self.acted[point.index].why}) {seconds:.0f} s"
+            where = f"{point} ({self.acted[int(point.command)].why}) {seconds:.0f} s"
             print(f"WRONG  {where}: {wrong}\n{said}" if wrong else f"well   {where}", flush=True)
 
     def text(self, kinds: Collection[str], phases: Collection[str]) -> str:
@@ -105,7 +105,7 @@ def main() -> None:
         else:
             table.path.unlink(missing_ok=True)
         wanted = numbers(asked.points, len(acted))
-        left = [p for p in points(acted, kinds, phases) if p.index in wanted and table.wrong.get(p) != []]
+        left = [p for p in points(acted, kinds, phases) if p.command in wanted and table.wrong.get(p) != []]
         print(f"{asked.scenario}: {len(acted)} commands act, {len(left)} points to strike at", flush=True)
         free: queue.SimpleQueue[Bench] = queue.SimpleQueue()
         for bench in benches:
@@ -113,7 +113,7 @@ def main() -> None:
 
         def work(point: Point) -> None:
             bench, began = free.get(), time.monotonic()
-            wrong, said = strike(bench.scenario, bench.site, point, bench.mailbox, acted[point.index].seconds / 2)
+            wrong, said = strike(bench.scenario, bench.site, point, bench.mailbox, acted[int(point.command)].seconds / 2)
             table.add(point, time.monotonic() - began, wrong, said)
             free.put(bench)
 

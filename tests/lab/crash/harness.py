@@ -23,14 +23,14 @@ DURING = 0.25  # seconds into a command
 
 @dataclass(frozen=True)
 class Point:
-    """One blow: what, at which command, and when."""
+    """One blow: what, at which command (its number, or words of its reason: the first such command), and when."""
 
     kind: str
-    index: int
+    command: int | str
     phase: str
 
     def __str__(self) -> str:
-        return f"{self.kind} {self.phase} command {self.index}"
+        return f"{self.kind} {self.phase} command {self.command}"
 
 
 @dataclass(frozen=True)
@@ -128,7 +128,7 @@ def run(site: Site, words: tuple[str, ...], point: Point, mailbox: Path, twin: T
     mailbox.mkdir(parents=True, exist_ok=True)
     for old in mailbox.iterdir():
         old.unlink()
-    blow = [point.kind, str(point.index), point.phase, str(delay), str(mailbox)]
+    blow = [point.kind, str(point.command), point.phase, str(delay), str(mailbox)]
     argv = [sys.executable, "-m", "tests.lab.crash.shim", *blow, "--", *words]
     with (mailbox / "said").open("w") as said:
         process = subprocess.Popen(argv, cwd=CHECKOUT, env=site.environment(), stdout=said, stderr=subprocess.STDOUT, text=True)

@@ -1,9 +1,9 @@
-"""The product, run with a blow at one of its commands: `python -m tests.lab.crash.shim KIND INDEX PHASE DELAY MAILBOX -- TASK ...`.
+"""The product, run with a blow at one of its commands: `python -m tests.lab.crash.shim KIND COMMAND PHASE DELAY MAILBOX -- TASK ...`.
 
 KIND is kill (SIGKILL to the controller), drop (the connection is cut) or power (the harness cuts the twin's power and switches it
-on again). The blow lands at the INDEXth command that acts (0 is the first; reading facts and renewing the lock do not count):
-before it is sent, while it runs (DELAY seconds into it), or after it ended and before anybody has written that down. With INDEX -1
-nothing happens. MAILBOX gets a line for each such command that ended.
+on again). The blow lands at one command that acts (reading facts and renewing the lock do not count): COMMAND is its number, 0 for
+the first, or words of its reason. It lands before it is sent, while it runs (DELAY seconds into it), or after it ended and before
+anybody has written that down. With COMMAND -1 nothing happens. MAILBOX gets a line for each such command that ended.
 """
 
 from __future__ import annotations
@@ -26,13 +26,15 @@ READS = {"read the facts", "renew the lock", "unlock", "a witness looks"}
 class Blow:
     """Counts commands, and strikes once."""
 
-    def __init__(self, kind: str, index: int, phase: str, delay: float, mailbox: Path) -> None:
-        self.kind, self.index, self.phase, self.delay, self.mailbox = kind, index, phase, delay, mailbox
+    def __init__(self, kind: str, command: str, phase: str, delay: float, mailbox: Path) -> None:
+        self.kind, self.command, self.phase, self.delay, self.mailbox = kind, command, phase, delay, mailbox
         self.count = 0
+        self.by_words = not command.lstrip("-").isdigit()
+        self.found = False
 
     def strike(self, connection: transport.Ssh) -> None:
         """Do it."""
-        (self.mailbox / "struck").write_text(f"{self.kind} at command {self.index}, {self.phase}\n")
+        (self.mailbox / "struck").write_text(f"{self.kind} at command {self.command}, {self.phase}\n")
         if self.kind == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
         if self.kind == "drop":
@@ -50,8 +52,9 @@ class Blow:
         def wrapped(connection: transport.Ssh, command: Command, on_line: Callable[[str], None] | None = None) -> Result:
             if command.why in READS:
                 return run(connection, command, on_line)
-            mine = self.count == self.index
-            self.count += 1
+            number, self.count = str(self.count), self.count + 1
+            mine = self.command == number or (not self.found and self.by_words and self.command in command.why)
+            self.found |= mine
             if mine and self.phase == "before":
                 self.strike(connection)
             if mine and self.phase == "during":
@@ -68,8 +71,8 @@ class Blow:
 
 def main() -> None:
     """Run the task with the blow in place."""
-    kind, index, phase, delay, mailbox, _, *words = sys.argv[1:]
-    blow = Blow(kind, int(index), phase, float(delay), Path(mailbox))
+    kind, command, phase, delay, mailbox, _, *words = sys.argv[1:]
+    blow = Blow(kind, command, phase, float(delay), Path(mailbox))
     transport.Ssh.run = blow.around(transport.Ssh.run)  # type: ignore[method-assign]  # that is the point
     sys.argv = ["lodger", *words]
     cli.main()

@@ -15,10 +15,10 @@ from tests.lab.site import Site
 @pytest.mark.parametrize(
     "point",
     [
-        Point("kill", 5, "during"),  # the release is uploaded
-        Point("kill", 8, "after"),  # between the record of the neighbour and its stop
-        Point("drop", 10, "during"),  # the neighbour is being stopped
-        Point("power", 14, "after"),  # the unit was installed, nothing runs yet
+        Point("kill", "upload the release beside", "during"),
+        Point("kill", "note how qwen38-fp8-sglang stands", "after"),  # it is about to be stopped
+        Point("drop", "stop qwen38-fp8-sglang", "during"),
+        Point("power", "install lodger-worker-a.service", "after"),  # nothing runs yet
     ],
     ids=str,
 )

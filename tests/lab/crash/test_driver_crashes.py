@@ -15,14 +15,16 @@ from tests.lab.site import Site
 @pytest.mark.parametrize(
     "point",
     [
-        Point("kill", 3, "during"),  # packages are being downloaded
-        Point("kill", 9, "during"),  # dpkg is at work
-        Point("drop", 9, "during"),
-        Point("power", 9, "after"),  # installed, the old module gone with the power
-        Point("kill", 11, "after"),  # the new module is loaded, nobody is back
+        Point("kill", "download the new packages", "during"),
+        Point("kill", "install driver", "during"),  # dpkg is at work
+        Point("drop", "install driver", "during"),
+        Point(
+            "power", "install driver", "after"
+        ),  # the old module is gone with the power, and everybody is back on the new one
+        Point("kill", "load driver", "after"),  # nobody is back
     ],
     ids=str,
 )
 def test_a_struck_upgrade_is_finished_by_the_next_run(point: Point, lab: Lab, tmp_path: Path) -> None:
-    wrong, said = strike(driver_upgrade(lab), Site(lab, tmp_path), point, tmp_path / "mailbox")
+    wrong, said = strike(driver_upgrade(lab), Site(lab, tmp_path), point, tmp_path / "mailbox", delay=1.5)
     assert wrong == [], said
