@@ -85,17 +85,16 @@ def affinity_of(fleet: Fleet, host: Host, prefixes: int, *, dry_run: bool) -> Af
         raise UsageError("there is no router here", hint="name the host of a router", host=host.name)
     if prefixes < 0:
         raise UsageError(f"{prefixes} prefixes cannot be sent", hint="--prefixes 9, or leave it out", host=host.name)
-    workers = len(fleet.pool_workers(host.router.pool))
-    report = Terminal()
-    say = partial(report.note, host.name)
-    found = [] if dry_run else _trials(fleet, host, fleet.pools[host.router.pool], prefixes or 3 * workers, say)
-    return Affinity(host.name, host.router.pool, workers, tuple(found), time.monotonic() - start)
+    pool, say = fleet.pools[host.router.pool], partial(Terminal().note, host.name)
+    workers, trials = (0, ()) if dry_run else _trials(fleet, host, pool, prefixes, say)
+    return Affinity(host.name, pool.name, workers, trials, time.monotonic() - start)
 
 
-def _trials(fleet: Fleet, host: Host, pool: Pool, count: int, say: Say) -> list[affinity.Trial]:
-    """Send ``count`` prefixes twice through the router of ``host``, then others through one with ``round_robin`` beside it.
+def _trials(fleet: Fleet, host: Host, pool: Pool, prefixes: int, say: Say) -> tuple[int, tuple[affinity.Trial, ...]]:
+    """Send prefixes twice through the router of ``host``, then others through one with ``round_robin`` beside it.
 
-    Raises StateFailed when the router does not run, does not answer, or the other one does not come up.
+    Also returns how many workers there are behind it: one may be paused. Raises StateFailed when the router does not run, does
+    not answer or has no worker, and when the other one does not come up.
     """
     workers = [(other, worker.name) for other, worker in fleet.pool_workers(pool.name)]
     names = {host.name: host} | {other.name: other for other, _ in workers}
@@ -105,13 +104,21 @@ def _trials(fleet: Fleet, host: Host, pool: Pool, count: int, say: Say) -> list[
             recognise(connection, names[name])
         router = connections[host.name]
 
-        def trial(policy: str, address: str, port: int) -> affinity.Trial:
-            say(f"{count} prefixes twice, {len(workers)} at a time, through {policy}")
-            return _trial(fleet, pool, policy, (router, address, port), connections, workers, count)
+        own = operate.serving(router, host, "router")
+        with router.forward(*own) as local, _client(fleet, pool.name, local) as client:
+            size = _healthy(client)
+        if not size:
+            raise StateFailed("the router has no healthy worker", hint="./ops verify names what is wrong", host=host.name)
+        count = prefixes or 3 * size
 
-        deployed = trial(pool.routing.policy, *operate.serving(router, host, "router"))
-        with _beside(router, fleet, host, len(workers), say) as (address, port):
-            return [deployed, trial("round_robin", address, port)]
+        def trial(policy: str, address: str, port: int) -> affinity.Trial:
+            say(f"{count} prefixes twice, {size} at a time, through {policy}")
+            texts = affinity.prefixes(count, pool.context_length, uuid.uuid4().hex)
+            return _trial(fleet, pool, policy, (router, address, port), connections, workers, texts, size)
+
+        deployed = trial(pool.routing.policy, *own)
+        with _beside(router, fleet, host, size, say) as (address, port):
+            return size, (deployed, trial("round_robin", address, port))
 
 
 def _trial(
@@ -121,13 +128,13 @@ def _trial(
     router: tuple[Transport, str, int],
     connections: Mapping[str, Transport],
     workers: list[tuple[Host, str]],
-    count: int,
+    texts: list[str],
+    size: int,
 ) -> affinity.Trial:
     began = {name: connection.run(run("date", "+%s.%N")).check(name).stdout.strip() for name, connection in connections.items()}
     connection, address, port = router
     with connection.forward(address, port) as local, _client(fleet, pool.name, local) as client:
-        texts = affinity.prefixes(count, pool.context_length, uuid.uuid4().hex)
-        sends = affinity.send(client, fleet.models[pool.model].served_name or pool.model, texts, len(workers))
+        sends = affinity.send(client, fleet.models[pool.model].served_name or pool.model, texts, size)
     time.sleep(0.5)  # an engine logs a request just after its client has the end of it
     logs = {
         f"{host.name}/{worker}": affinity.read_log(
@@ -191,13 +198,14 @@ def _start(service: Service) -> Command:
     return Command(script, why="start a second router", stdin=content.encode())
 
 
+def _healthy(client: Client) -> int:
+    """Return how many workers a router believes in."""
+    return sum(bool(dig(one, "is_healthy")) for one in dig(client.get("/workers").body, "workers") or [])
+
+
 def _wait(client: Client, workers: int, host: str) -> None:
     end = time.monotonic() + _START
-    while True:
-        known = dig(client.get("/workers").body, "workers") or []
-        healthy = sum(bool(dig(one, "is_healthy")) for one in known)
-        if healthy == workers:
-            return
+    while (healthy := _healthy(client)) < workers:
         if time.monotonic() > end:
             raise StateFailed(
                 f"the second router knows {healthy} of {workers} workers after {_START:.0f} s",

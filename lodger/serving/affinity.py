@@ -95,7 +95,7 @@ class Trial:
     @property
     def workers(self) -> list[str]:
         """The workers that prefixes were sent to first."""
-        return sorted({first.worker for first, _ in self.pairs})
+        return sorted({first.worker for first, _ in self.pairs if first.worker})
 
     def median_ttft_s(self, nth: int) -> float:
         """Return the median time to the first token of one round in seconds."""

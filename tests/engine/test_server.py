@@ -278,7 +278,9 @@ def test_requests_are_logged_with_their_texts_from_level_2_on(tmp_path: Path, le
     with running_lab(tmp_path) as lab:
         options = f"{lab.seed_options()} --log-requests --log-requests-level {level} --log-requests-format json"
         engine = lab.start(options).ready()
-        assert engine.content("Say zanzibar", temperature=0) == "zanzibar"
+        streamed = engine.events("Say so", max_tokens=2)
+        answer = engine.chat("Say zanzibar", temperature=0)
+        assert answer["choices"][0]["message"]["content"] == "zanzibar"
         engine.kill()
         entries = [json.loads(line.partition("] ")[2]) for line in engine.log.splitlines() if '"event": "request.' in line]
         last = {entry["event"]: entry for entry in entries[-2:]}
@@ -286,6 +288,7 @@ def test_requests_are_logged_with_their_texts_from_level_2_on(tmp_path: Path, le
         assert ("zanzibar" in json.dumps(last)) == (level >= 2)
         assert ("sampling_params" in last["request.received"]["obj"]) == (level >= 1)
         assert last["request.finished"]["out"]["meta_info"]["completion_tokens"] > 0
+        assert [entry["rid"] for entry in entries[-3::2]] == [streamed[0]["id"], answer["id"]], "who served what can be told"
 
 
 def test_lengths_that_are_no_numbers_are_refused(engine: Engine) -> None:

@@ -69,6 +69,7 @@ def test_prompts_return_to_their_worker_and_under_round_robin_they_do_not(pool: 
     assert (deployed["policy"], deployed["hits"], deployed["repeats"]) == ("cache_aware", 9, 9)
     assert deployed["workers"] == ["node1/a", "node2/a", "node2/b"], "they are spread"
     assert (counting["policy"], counting["hits"] <= 6) == ("round_robin", True)
+    assert all(one["worker"] for one in (*deployed["requests"], *counting["requests"])), "every log names its requests"
     for one in deployed["requests"]:
         assert one["new_tokens"] + one["cached_tokens"] == one["prompt_tokens"]
         assert (one["new_tokens"] > 6000) == (one["nth"] == 1)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-import uuid
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -89,8 +88,8 @@ class Answers:
         script = self._script(body, messages, tools, choice, thinking, limits)
         forced = isinstance(choice, dict) or choice == "required"
         grammar = (forced and bool(tools)) or self._schema(body) is not None
-        head = {"id": uuid.uuid4().hex, "created": int(time.time()), "model": body.get("model") or self.engine.name}
         turn = Turn(self.engine, asked, script, body, grammar=grammar)
+        head = {"id": turn.rid, "created": int(time.time()), "model": body.get("model") or self.engine.name}
         if body.get("stream"):
             return Stream(self._chat_events(turn, head, body), list(SSE))
         choices = await asyncio.gather(
@@ -224,9 +223,9 @@ class Answers:
         given = body["prompt"]
         prompt_text = given if isinstance(given, str) else " ".join(str(part) for part in given)
         asked, script = self._continuation(body, body.get("max_tokens", 16), prompt_text)
-        head = {"id": uuid.uuid4().hex, "object": "text_completion"}
         name = body.get("model") or self.engine.name
         turn = Turn(self.engine, asked, script, body)
+        head = {"id": turn.rid, "object": "text_completion"}
 
         def choice(shown: str, finish: str | None, matched: Any) -> dict[str, Any]:
             return {"index": 0, "text": shown, "logprobs": None, "finish_reason": finish, "matched_stop": matched}
@@ -277,7 +276,7 @@ class Answers:
                 "text": "".join(piece.text for piece in script.between(0, count)),
                 "output_ids": list(script.output(self.engine.model.vocab, self.engine.model.eos))[:count],
                 "meta_info": {
-                    "id": body.get("rid") or uuid.uuid4().hex,
+                    "id": body.get("rid") or turn.rid,
                     "finish_reason": finish if done else None,
                     "prompt_tokens": len(asked.tokens),
                     "weight_version": self.args.weight_version,

@@ -41,7 +41,7 @@ class Turn:
         self.script = script
         self.streaming = bool(body.get("stream"))
         self.grammar = grammar
-        self.rid = uuid.uuid4().hex
+        self.rid = uuid.uuid4().hex  # the same in the answer and in the log
         self.cached = 0
         self.queued = 0.0
 
