@@ -179,15 +179,21 @@ class Fetch:
     def _source(self, model: Model, hub: Literal["modelscope", "huggingface"]) -> plans.Source | HubError:
         """Return what a hub has; where it does not know the revision, what it has at its default branch."""
         endpoint = self.fleet.weights.endpoints[hub]
-        failure: HubError | None = None
-        # A commit of one hub is unknown to the other, which may have the same files all the same.
-        for revision in dict.fromkeys([model.revision, None]):
+
+        def ask(revision: str | None) -> plans.Source:
+            listing = plans.judged(self._converse(hub, endpoint, model.source, revision))
+            return plans.Source(endpoint, listing, exact=revision == model.revision)
+
+        try:
+            return ask(model.revision)
+        except HubError as error:
+            if model.revision is None:
+                return error
+            # A commit of one hub is unknown to the other, which may have the same files all the same.
             try:
-                listing = plans.judged(self._converse(hub, endpoint, model.source, revision))
-                return plans.Source(endpoint, listing, exact=revision == model.revision)
-            except HubError as error:
-                failure = failure or error
-        return failure or HubError("it was not asked")
+                return ask(None)
+            except HubError:
+                return error
 
     def _converse(self, name: str, endpoint: str, repository: str, revision: str | None) -> Listing:
         conversation = HUBS[name](repository, revision)

@@ -136,6 +136,11 @@ class Screen:
         if self._bars is not None:
             self._bars.stop()
 
+    def bars(self) -> dict[str, tuple[int, int]]:
+        """Return the bars that are shown: what each stands for -> bytes that are there, and in all."""
+        tasks = self._bars.tasks if self._bars is not None else []
+        return {task.description: (int(task.completed), int(task.total or 0)) for task in tasks}
+
     def note(self, host: str, text: str) -> None:
         """Show a line that stays."""
         if self._bars is not None:

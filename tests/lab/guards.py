@@ -51,8 +51,8 @@ GUARDS = [
     Guard(
         "bytes that are wrong",
         FETCHER,
-        '[ "$got" = "$hash" ]; then\n                sync',
-        "true; then\n                sync",
+        '[ "$got" = "$hash" ]; then\n                mv',
+        "true; then\n                mv",
         f"{FETCH}::test_a_hub_that_errs_for_a_while_is_borne_with",
     ),
     Guard(

@@ -372,6 +372,24 @@ def test_bytes_are_counted_where_they_are() -> None:
     assert not host.parse_poll("inactive\n@@lodger-log\n").alive
 
 
+def test_a_bar_stands_for_each_file_under_way_and_one_for_all() -> None:
+    one = a_plan(Planned("a", 100, Hash("sha256", SHA)), Planned("b", 50, Hash("sha256", SHA)))
+    screen = progress.Screen(bars=True)
+    try:
+        key = one.ordered[0].key
+        screen.show(
+            "node1",
+            one,
+            progress.Said({1: "get", 2: "check"}),
+            host.Glimpse(True, {f"{key}.part": 40}, {"/data/models/M/b": 9}, ()),
+        )
+        assert screen.bars() == {"node1  m": (49, 150), "  a": (40, 100), "  b (hashing)": (9, 50)}
+        screen.show("node1", one, progress.Said({1: "done", 2: "get"}), host.Glimpse(True, {}, {}, ()))
+        assert screen.bars() == {"node1  m": (100, 150), "  b": (0, 50)}
+    finally:
+        screen.close()
+
+
 def test_rate_and_time_left() -> None:
     rate = progress.Rate()
     assert rate.after(0.0, 0) == 0
