@@ -503,7 +503,9 @@ def test(_: Context, fast: bool = False) -> None:  # noqa: PT028  a task, no tes
             raise LodgerError(f"`{' '.join(command)}` found something")
     only = ["tests/unit", "tests/golden", "tests/engine"] if fast else []
     # Two at a time: tests on twins wait more than they compute.
-    raise Exit(code=subprocess.call([sys.executable, "-m", "pytest", "-n", "2", "--dist", "loadfile", *only]))
+    raise Exit(
+        code=subprocess.call([sys.executable, "-m", "pytest", "-n", "2", "--dist", "loadfile", "--no-loadscope-reorder", *only])
+    )
 
 
 @task(name="deploy", help={"host": _HOST["host"], "hosts-dir": _HOST["hosts-dir"], "times": "how often each side is run"})

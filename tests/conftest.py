@@ -17,6 +17,18 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "alone: measures or breaks what all tests share, and runs while no other does")
 
 
+# Modules that take longest, in this order. They begin first: at the end only short ones are left to even out.
+_LONG = ("test_refusals", "test_pool", "test_driver_crashes", "test_outages", "test_driver_upgrade", "test_pause", "test_fetch")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    def rank(item: pytest.Item) -> tuple[int, bool]:
+        name = item.path.stem
+        return _LONG.index(name) if name in _LONG else len(_LONG), "lab" not in item.path.parts
+
+    items.sort(key=rank)
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
     with _turn(alone=item.get_closest_marker("alone") is not None):
