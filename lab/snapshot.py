@@ -20,7 +20,7 @@ Items = dict[str, dict[str, object]]
 OURS = re.compile(r"/opt/lodger(/|$)|/etc/lodger(/|$)|/var/lib/lodger(/|$)|/etc/systemd/system/(.*/)?lodger-[^/]*(/.*)?$")
 TREES = ("/data", "/etc", "/home", "/opt", "/root", "/srv", "/usr/local", "/usr/bin", "/usr/lib/systemd", "/var/spool")
 # Belongs to logins, or is remade by the system (cni: by containerd) whenever it likes.
-PASSING = re.compile(r"/home/[^/]*/\.(bash_history|cache)|/etc/(mtab|ld\.so\.cache|\.pwd\.lock)$|/etc/cni(/|$)|.*/__pycache__(/|$)")
+PASSING = re.compile(r"/home/[^/]*/\.(bash_history|cache)|/etc/(mtab|ld\.so\.cache|\.pwd\.lock|cni(/.*)?)$|.*/__pycache__(/|$)")
 HASHED_UP_TO = 1 << 20
 
 
