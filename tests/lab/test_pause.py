@@ -83,7 +83,7 @@ def test_a_pause_under_load_fails_nothing_and_frees_the_gpus(stage: Stage) -> No
     report = load.report()
     assert report.failed == (), str(report)
     assert len(report.answers) > 4
-    assert paused["changed"] == ["worker_away(a)", "service_stopped(worker-a)", "worker_paused(a)"]
+    assert paused["changed"] == ["worker_leaving(a)", "service_stopped(worker-a)", "worker_paused(a)"]
     assert (stage.active(), stage.healthy()) == ("inactive", {30001})
     used = stage.gpus()
     assert [used[gpu] for gpu in (0, 1, 2, 3)] == [0, 0, 0, 0]
@@ -163,7 +163,13 @@ def test_a_pause_that_is_cut_off_is_taken_back(stage: Stage) -> None:
 
 def test_a_worker_that_the_inventory_no_longer_names_takes_its_pause_along(stage: Stage) -> None:
     stage.site.well("pause", "--host", "node2", "--worker", "a", "--until", stage.until)
-    stage.site.well("resume", "--host", "node2", "--worker", "a")
+    pid = holders.process(stage.twin, "render", gpus="3")
+    waiting = stage.site.start("resume", "--host", "node2", "--worker", "a", "--wait", "5", "--json")
+    assert waiting.stderr is not None
+    assert any(f"waiting for pid {pid} of user {holders.USER}" in line for line in waiting.stderr), "it says for whom"
+    stage.twin.exec(["kill", str(pid)])
+    waiting.communicate(timeout=200)
+    assert waiting.returncode == 0
     assert stage.healthy() == {30000, 30001}
     assert stage.twin.exec(LEFT).stdout == ""
     assert stage.site.well("resume", "--host", "node2", "--worker", "a", "--json").one["outcome"] == "satisfied"

@@ -315,7 +315,7 @@ def test_a_pause_and_a_resume_are_lists_of_states(fleet: Fleet) -> None:
     node1 = fleet.hosts["node1"]
     read = stands(None)
     pause = operate.pause(fleet, node1, runbook.load("pause"), "a", who="wang", until="18:00")
-    assert asked(pause, read) == ["worker_away(a)", "service_stopped(worker-a)", "worker_paused(a)"]
+    assert asked(pause, read) == ["worker_leaving(a)", "service_stopped(worker-a)", "worker_paused(a)"]
     resume = operate.resume(fleet, node1, runbook.load("resume"), "a")
     assert asked(resume, read) == [
         "gpus_free(worker-a)",
