@@ -32,7 +32,7 @@ from lodger.states.paused import (
 )
 from lodger.states.reboot import Rebooted
 from lodger.states.release import Content, Pruned, ReleaseCurrent, ReleaseStaged
-from lodger.states.rotation import LeaverDrained, Place, PoolComplete, Roll, WorkerAway, WorkerDrained, WorkerJoined
+from lodger.states.rotation import LeaverDrained, Place, PoolComplete, Roll, WorkerDrained, WorkerJoined
 from lodger.states.served import Smoke, Smoked
 from lodger.states.service import GpusFree, Managed, ServiceGone, ServiceInstalled, ServiceReady
 from lodger.states.standing import Standing
@@ -158,7 +158,10 @@ def _pool_complete(at: Situation, _: Any) -> State:
 
 # What asks a worker to run, or stops it because it does: not asked of one that is paused.
 RUNNING = frozenset(
-    {"worker_drained", "gpus_free", "worker_ready", "smoke_passed", "worker_joined", "service_stopped", "worker_resumed"}
+    {
+        *("worker_drained", "gpus_free", "worker_ready", "smoke_passed", "worker_joined"),
+        *("worker_leaving", "service_stopped", "worker_resumed", "worker_returned"),
+    }
 )
 
 # Name in a runbook -> (what it is repeated for, how one is made). "" stands once.
@@ -176,7 +179,6 @@ CATALOG: Mapping[str, tuple[str, Callable[[Situation, Any], State]]] = {
         lambda at, item: LeaverDrained(item, at.host, _place(at, item)),
     ),
     "worker_drained": ("worker", lambda at, item: WorkerDrained(item, at.host, _place(at, item))),
-    "worker_away": ("worker", lambda at, item: WorkerAway(item, at.host, _place(at, item))),
     "worker_paused": ("worker", _worker_paused),
     "worker_unpaused": ("worker", lambda _, item: WorkerUnpaused(item)),
     "worker_joined": ("worker", lambda at, item: WorkerJoined(item, at.host, _place(at, item))),

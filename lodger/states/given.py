@@ -208,6 +208,7 @@ class GpusAwaited(GpusFree):
         """Take what GpusFree takes, and how long to wait (s)."""
         super().__init__(service, host, neighbours=neighbours, replaced=replaced)
         self.deadline = patience
+        self.only_waits = True
 
     def blockers(self, read: Facts) -> list[Blocker]:
         """Return who is on the port: nobody was promised that."""

@@ -136,15 +136,6 @@ class LeaverDrained(WorkerDrained):
         return []
 
 
-class WorkerAway(LeaverDrained):
-    """A worker whose GPUs are to be given back gets no new requests, and those it had are answered; its files stay."""
-
-    def __init__(self, service: Managed, host: str, place: Place) -> None:
-        """Take the service, its host, and its place."""
-        super().__init__(service, host, place)
-        self.name = f"worker_away({service.name.removeprefix('worker-')})"
-
-
 class WorkerJoined(ServiceState):
     """The pool's routers send the worker requests, and it serves what its pool serves. One that is away is no hindrance."""
 

@@ -17,6 +17,7 @@ POOL = "tests/lab/test_outages.py"
 FETCHER, FETCH = "templates/fetch.sh", "tests/lab/test_fetch.py"
 FETCH_REFUSED = f"{FETCH}::test_what_is_known_to_fail_is_refused_before_anything_is_written"
 DRIVER, RUNBOOKS = "tests/lab/test_driver_upgrade.py", "tests/lab/test_runbooks.py"
+PAUSE = "tests/lab/test_pause.py"
 BROKEN = f"{REFUSALS}::test_what_would_make_a_deploy_fail_is_refused_before_anything_is_changed"
 DOCTOR = "tests/lab/test_doctor.py"
 
@@ -278,6 +279,27 @@ GUARDS = [
         ', "-o", "APT::Sandbox::User=root")',
         ")",
         f"{DRIVER}::test_every_gpu_user_is_traced_to_its_owner_and_once_declared_paused_and_put_back",
+    ),
+    Guard(
+        "a person who starts a paused worker",
+        "templates/service.j2",
+        "ConditionPathExists=!{{ record }}",
+        "# ConditionPathExists=!{{ record }}",
+        f"{PAUSE}::test_neither_a_boot_nor_a_person_starts_it",
+    ),
+    Guard(
+        "a stranger whom a timer meets",
+        "templates/resume.sh.j2",
+        'if [ -n "$others" ]; then',
+        "if false; then",
+        f"{PAUSE}::test_a_stranger_on_the_gpus_is_named_waited_for_and_then_it_comes_back_by_itself",
+    ),
+    Guard(
+        "a deploy that wakes a paused worker",
+        "lodger/runbook.py",
+        "if not isinstance(item, Managed) or item.name not in at.paused:",
+        "if True:",
+        f"{PAUSE}::test_a_deploy_leaves_it_paused_and_its_files_are_the_new_ones",
     ),
     Guard(
         "a hand-edited file",
