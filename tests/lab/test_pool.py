@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from lab import judge
+from lab.faults import fault
 from lab.lab import Lab
 from lab.load import Load
 from lab.twin import Twin
@@ -118,7 +119,10 @@ def test_a_rolling_deploy_and_its_rollback_fail_no_request(lab: Lab, site: Site)
     node2 = lab.twin("node2")
     router = container(node2, "lodger-router")
     workers = [container(node2, f"lodger-worker-{name}") for name in "ab"]
-    with Load([f"http://{node2.address}:30002"]) as load:
+    twins = [lab.twin(name) for name in ("node1", "node2")]
+    for twin in twins:  # streams that last, as a real engine's do: at full speed the machine only passes tokens on
+        twin.faults([fault("slow", None, factor=5)])
+    with Load([f"http://{node2.address}:30002"], tokens=100) as load:
         site.pool(max_queued_requests=63)
         changed = site.well("deploy", "--host", "all", "--json")
         rolled = [container(node2, f"lodger-worker-{name}") for name in "ab"]
@@ -132,6 +136,8 @@ def test_a_rolling_deploy_and_its_rollback_fail_no_request(lab: Lab, site: Site)
     assert not set(workers) & set(rolled)
     assert container(node2, "lodger-router") == router
     site.pool(max_queued_requests=64)
+    for twin in twins:
+        twin.faults([])
 
 
 def test_a_worker_comes_and_goes_without_a_restart_of_the_router(lab: Lab, site: Site) -> None:
