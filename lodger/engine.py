@@ -516,13 +516,9 @@ class Engine:
             run.outcome.unfinished = bool(run.outcome.losses) or not back
         end = "" if run.outcome.unfinished else f" && rm -f {paths.LEDGER}"
         folder, copy = f"{paths.VAR}/journal", quote([f"{paths.VAR}/journal/{self.log.run}.jsonl"])
-        self.connection.run(
-            Command(
-                f"mkdir -p {folder} && cat > {copy}{end} && sync -f {paths.VAR}",
-                why="leave the journal, end the ledger",
-                stdin=self.log.content(),
-            )
-        ).check(run.plan.host)
+        script = f"mkdir -p {folder} && cat > {copy}{end} && sync -f {paths.VAR}"
+        leave = Command(script, why="leave the journal, end the ledger", stdin=self.log.content())
+        self._patiently(lambda: self.connection.run(leave).check(run.plan.host))
 
     def _compare(self, before: Facts, after: Facts, touched: frozenset[footprint.Owner], outcome: Outcome) -> None:
         rebooted = before[facts.MACHINE].boot_id != after[facts.MACHINE].boot_id
@@ -678,7 +674,7 @@ class Engine:
         self.log.result(state.name, result)
         if not result.ok:
             lines = [line for line in (result.stderr.strip() or result.stdout.strip()).splitlines() if line.strip()]
-            cause = lines[-1] if lines else f"exit code {result.code}, nothing printed"
+            cause = "; ".join(lines[-2:]) if lines else f"exit code {result.code}, nothing printed"
             raise StateFailed(f"could not {action.why}" if action.why else f"`{action}` failed", cause=cause, state=state.name)
 
     def _await(self, run: _Progress, state: State) -> None:

@@ -382,6 +382,12 @@ class GpusReleased(State):
         return []
 
 
+def _unload(kernel: packages.Kernel) -> str:
+    """Return sh that unloads what is loaded, the driver's own daemon first: packages and udev start it again at any time."""
+    order = packages.unload_order(kernel.modules)
+    return f"systemctl stop nvidia-persistenced.service 2>/dev/null || true\n{quote(['rmmod', *order])}" if order else ":"
+
+
 class DriverLoaded(State):
     """The kernel runs the declared driver, and library and nvidia-smi agree with it."""
 
@@ -398,10 +404,8 @@ class DriverLoaded(State):
 
     def act(self, read: Facts) -> list[Command]:
         """Return one detached step: unload users first, load the new module, make its device nodes, ask nvidia-smi."""
-        order = packages.unload_order(read[KERNEL].modules)
-        unload = quote(["rmmod", *order]) if order else ":"
         script = f"""set -e
-{unload}
+{_unload(read[KERNEL])}
 modprobe nvidia
 modprobe nvidia_uvm
 if command -v nvidia-modprobe >/dev/null; then nvidia-modprobe -c 0 -u || true; fi
@@ -423,8 +427,7 @@ nvidia-smi"""
         del before
         if now[facts.DRIVER].loaded != self._goal.version:
             return NoUndo("the new module is not loaded")
-        order = packages.unload_order(now[KERNEL].modules)
-        return [detached("driver-unload", quote(["rmmod", *order]), why="unload the new module", timeout=120)]
+        return [detached("driver-unload", _unload(now[KERNEL]), why="unload the new module", timeout=120)]
 
     def undone(self, before: Facts, now: Facts) -> str:
         """Return that the new module is still loaded."""

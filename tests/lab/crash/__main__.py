@@ -22,7 +22,7 @@ from pathlib import Path
 from lab.lab import Lab
 from lab.run import CHECKOUT
 from tests.lab.crash import scenarios
-from tests.lab.crash.harness import KINDS, PHASES, Acted, Point, commands, points, strike
+from tests.lab.crash.harness import KINDS, PHASES, RESTARTED, Acted, Point, commands, points, strike
 from tests.lab.site import Site
 
 FOLDER = CHECKOUT / ".lab" / "crash"
@@ -49,19 +49,23 @@ class Table:
     def __init__(self, path: Path, acted: list[Acted]) -> None:
         self.path, self.acted = path, acted
         self.wrong: dict[Point, list[str]] = {}
+        self.restarted: set[Point] = set()  # points after which Docker had to be restarted
         self._lock = threading.Lock()
 
     def load(self) -> None:
         """Take over what an earlier call found."""
         for line in self.path.read_text().splitlines() if self.path.exists() else []:
             data = json.loads(line)
-            self.wrong[Point(data["kind"], data["command"], data["phase"])] = data["wrong"]
+            point = Point(data["kind"], data["command"], data["phase"])
+            self.wrong[point] = data["wrong"]
+            self.restarted |= {point} if data["restarted"] else set()
 
     def add(self, point: Point, seconds: float, wrong: list[str], said: str) -> None:
         """Note and print what became of ``point``, and how long that took."""
         with self._lock, self.path.open("a") as file:
             self.wrong[point] = wrong
-            file.write(json.dumps({**point.__dict__, "wrong": wrong}) + "\n")
+            self.restarted |= {point} if RESTARTED in said else set()
+            file.write(json.dumps({**point.__dict__, "wrong": wrong, "restarted": RESTARTED in said}) + "\n")
             where = f"{point} ({self.acted[int(point.command)].why}) {seconds:.0f} s"
             print(f"WRONG  {where}: {wrong}\n{said}" if wrong else f"well   {where}", flush=True)
 
@@ -73,7 +77,7 @@ class Table:
         for kind in kinds:
             cells = [f"{well[kind, phase]} of {struck[kind, phase]}" if struck[kind, phase] else "-" for phase in phases]
             rows.append(f"{kind:<8}" + "".join(f"{cell:>14}" for cell in cells))
-        return "\n".join(rows)
+        return "\n".join([*rows, *(f"{RESTARTED} after {point}" for point in self.restarted)])
 
 
 def numbers(text: str, count: int) -> set[int]:

@@ -19,6 +19,10 @@ from tests.lab.site import Site
 KINDS = ("kill", "drop", "power")
 PHASES = ("during", "after", "before")
 DURING = 0.25  # seconds into a command
+# Power lost while Docker starts a container leaves its port taken until Docker is restarted (moby/libnetwork#2448). No guest may
+# do that, so that the run says what failed and what is left; here the lab does it as the host's people would.
+_PORT = "port is already allocated"
+RESTARTED = "Docker had to be restarted"
 
 
 @dataclass(frozen=True)
@@ -72,35 +76,42 @@ def strike(scenario: Scenario, site: Site, point: Point, mailbox: Path, delay: f
     code, said = run(site, scenario.words, point, mailbox, twin, delay)
     ledger = twin.exec("cat /var/lib/lodger/unfinished.json 2>/dev/null", check=False).stdout
     again = site.ops(*scenario.words)
-    wrong = [] if (mailbox / "struck").exists() else ["the blow did not fall"]
-    wrong += [] if point.kind == "kill" or code == 0 else [f"the struck run lived on and ended with exit code {code}"]
+    if dockers_own := _PORT in said + str(again):
+        said += f"\n{RESTARTED}"
+        twin.exec("systemctl restart docker")
+        again = site.ops(*scenario.words)
+    if not (mailbox / "struck").exists():
+        return ["the blow did not fall"], said
+    lived = code == 0 or point.kind == "kill" or dockers_own
+    wrong = [] if lived else [f"the struck run lived on and ended with exit code {code}"]
     wrong += [] if again.code == 0 else [f"the second run ended with exit code {again.code}"]
     wrong += scenario.goal(twin)
     wrong += judge.difference(before, judge.snapshot(twin), expected=scenario.expected, restarted=scenario.restarted)
     left = twin.exec("ls /var/lib/lodger/lock /var/lib/lodger/unfinished.json 2>/dev/null", check=False).stdout.split()
     wrong += [f"{path} was left" for path in left]
-    wrong += explained(sorted(set(site.journal.glob("*/events.jsonl")) - known), ledger)
+    wrong += explained(sorted(set(site.journal.glob("*/events.jsonl")) - known), ledger, mailbox / "struck")
     return wrong, f"{said}\n--- again\n{again}"
 
 
-def explained(journals: Sequence[Path], ledger: str) -> list[str]:
-    """Return what the journals of the struck run and of the one after it do not tell.
+def explained(journals: Sequence[Path], ledger: str, blow: Path) -> list[str]:
+    """Return what the journals of the struck run and of those after it do not tell.
 
     ``ledger`` is what the struck run left on the host, "" for nothing: the second run must have gone on from it. A struck
-    run that lived on must say what befell it.
+    run that did anything more after the ``blow`` (a file, whose text is the moment) must say what befell it.
     """
-    if len(journals) != 2:
+    if len(journals) < 2:
         return [f"there are {len(journals)} journals of two runs"]
     wrong = [f"{path.parent.name}: the chain is broken" for path in journals if not _chained(path)]
-    struck, after = ([json.loads(line) for line in path.read_bytes().splitlines()] for path in journals)
-    ended, ended_after = ([event for event in events if event["event"] == "end"] for events in (struck, after))
+    struck, after, *_ = ([json.loads(line) for line in path.read_bytes().splitlines()] for path in journals)
     named = [event["ledger"] for event in after if event["event"] == "facts"]
     if named != [json.loads(ledger)["run"] if ledger else None]:
         wrong.append(f"the second run went on from {named}")
-    if ended and not ended[0]["error"] and not any(event["event"] == "connection lost" for event in struck[:-1]):
+    later = [event["event"] for event in struck if event["time"] > blow.read_text()]
+    if set(later) - {"end"} and "connection lost" not in later:
         wrong.append("the struck run does not say that its connection was lost")
-    if not ended_after or ended_after[0]["outcome"] not in {"done", "satisfied"}:
-        wrong.append("the second run has no good end")
+    last = json.loads(journals[-1].read_bytes().splitlines()[-1])
+    if last["event"] != "end" or last["outcome"] not in {"done", "satisfied"}:
+        wrong.append("the last run has no good end")
     return wrong
 
 

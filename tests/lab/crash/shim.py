@@ -8,6 +8,7 @@ anybody has written that down. With COMMAND -1 nothing happens. MAILBOX gets a l
 
 from __future__ import annotations
 
+import datetime
 import json
 import os
 import signal
@@ -34,7 +35,8 @@ class Blow:
 
     def strike(self, connection: transport.Ssh) -> None:
         """Do it."""
-        (self.mailbox / "struck").write_text(f"{self.kind} at command {self.command}, {self.phase}\n")
+        now = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+        (self.mailbox / "struck").write_text(now)
         if self.kind == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
         if self.kind == "drop":
