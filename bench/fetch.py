@@ -211,9 +211,12 @@ def _kill(bench: Bench) -> str:
     _clean(bench)
     bench.hub.forget()
     process = subprocess.Popen(
-        _ours(bench, delayed=True), cwd=ROOT, env=_environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        _ours(bench, delayed=False), cwd=ROOT, env=_environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )
+    # Near, where nothing is on its way in a relay: what the hub has sent is what the host has, or loses.
     while sum(bench.hub.sent().get(name, 0) for name in files()) < TOTAL // 2:
+        if process.poll() is not None:
+            raise LodgerError("the fetch ended before it was killed", hint=f"./ops lab fetch --host {bench.twin.name} says why")
         time.sleep(0.1)
     bench.twin.exec(["systemctl", "kill", "--signal=KILL", f"lodger-fetch-{MODEL}.service"])
     if process.wait(_LONGEST) != 0:

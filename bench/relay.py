@@ -7,7 +7,7 @@ import sys
 import threading
 import time
 
-AHEAD = 4096  # chunks of at most 64 KiB on their way in one direction
+AHEAD = 64  # chunks of at most 64 KiB on their way in one direction: four times what the fastest link holds
 
 
 def carry(source: socket.socket, sink: socket.socket, delay: float) -> None:
@@ -42,7 +42,12 @@ def main(port: int, target: int, delay: float) -> None:
     with socket.create_server(("0.0.0.0", port), backlog=128) as door:  # noqa: S104  # clients are other machines
         while True:
             client, _ = door.accept()
-            server = socket.create_connection(("127.0.0.1", target))
+            try:
+                server = socket.create_connection(("127.0.0.1", target), timeout=10)
+            except OSError:
+                client.close()
+                continue
+            server.settimeout(None)
             for one in (client, server):
                 one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             for pair in ((client, server), (server, client)):
