@@ -76,6 +76,13 @@ def stage(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]
     lab.reset(["node2"])
 
 
+@pytest.fixture
+def paused(stage: Stage) -> Stage:
+    """The same, with worker a paused; nothing is done where it is so already."""
+    stage.site.well("pause", "--host", "node2", "--worker", "a", "--until", stage.until)
+    return stage
+
+
 def test_a_pause_under_load_fails_nothing_and_frees_the_gpus(stage: Stage) -> None:
     with Load([f"http://{stage.twin.address}:30002"], 4, tokens=100) as load:
         wait_until(lambda: len(load.report().answers) >= 4, "the load flows", 60)
@@ -91,61 +98,62 @@ def test_a_pause_under_load_fails_nothing_and_frees_the_gpus(stage: Stage) -> No
     assert serves(stage.twin, 30001)
 
 
-def test_what_is_paused_is_satisfied_and_every_witness_agrees(stage: Stage) -> None:
-    again = stage.site.well("pause", "--host", "node2", "--worker", "a", "--json").one
+def test_what_is_paused_is_satisfied_and_every_witness_agrees(paused: Stage) -> None:
+    again = paused.site.well("pause", "--host", "node2", "--worker", "a", "--json").one
     assert (again["outcome"], again["changed"]) == ("satisfied", [])
-    verified = stage.site.well("verify", "--host", "node2", "--json").one
+    verified = paused.site.well("verify", "--host", "node2", "--json").one
     asked = {state["name"] for state in verified["states"]}
     assert "test_paused.py::test_unit_is_down_and_no_boot_starts_it[a]" in asked
     assert not [name for name in asked if name.startswith("test_worker.py") and "[a]" in name]
-    assert f"paused by {stage.record()['who']} until {stage.until}" in verified["remarks"][0]
+    assert f"paused by {paused.record()['who']} until {paused.until}" in verified["remarks"][0]
 
 
-def test_whoever_logs_in_reads_that_the_gpus_are_free(stage: Stage) -> None:
-    said = stage.motd()
-    assert f"GPUs 0 1 2 3 are free until {stage.until}: Lodger's worker a is paused by {stage.record()['who']}." in said
+def test_whoever_logs_in_reads_that_the_gpus_are_free(paused: Stage) -> None:
+    said = paused.motd()
+    assert f"GPUs 0 1 2 3 are free until {paused.until}: Lodger's worker a is paused by {paused.record()['who']}." in said
 
 
-def test_a_deploy_leaves_it_paused_and_its_files_are_the_new_ones(stage: Stage) -> None:
-    before, old = judge.snapshot(stage.twin), declared(stage.twin, "lodger-worker-b")
-    stage.site.pool(max_queued_requests=32)
-    done = stage.site.well("deploy", "--host", "node2", "--json").one
-    assert "worker_ready(b)" in done["changed"]
-    assert [name for name in done["changed"] if name.endswith(("(a)", "(worker-a)"))] == ["service_installed(worker-a)"]
+def test_a_deploy_leaves_it_paused_and_its_files_are_the_new_ones(paused: Stage) -> None:
+    before, other = judge.snapshot(paused.twin), declared(paused.twin, "lodger-worker-b")
+    paused.site.edit("node2", lambda host: host["workers"]["a"].update({"engine": {"max_queued_requests": 32}}))
+    done = paused.site.well("deploy", "--host", "node2", "--json").one
+    assert "service_installed(worker-a)" in done["changed"]
+    assert not [name for name in done["changed"] if name.endswith("(a)")]
     assert "worker a is paused by" in done["remarks"][0]
-    assert stage.active() == "inactive"
-    assert declared(stage.twin, "lodger-worker-b") not in {"", old}
-    assert "32" in stage.twin.exec("grep -A1 max-queued /opt/lodger/services/worker-a/compose.yml").stdout
-    assert foreign_changes(before, judge.snapshot(stage.twin)) == []
+    assert paused.active() == "inactive"
+    assert declared(paused.twin, "lodger-worker-b") == other
+    assert "32" in paused.twin.exec("grep -A1 max-queued /opt/lodger/services/worker-a/compose.yml").stdout
+    assert foreign_changes(before, judge.snapshot(paused.twin)) == []
 
 
-def test_neither_a_boot_nor_a_person_starts_it(stage: Stage) -> None:
-    stage.twin.reboot()
-    assert serves(stage.twin, 30001)
-    stage.twin.exec(["systemctl", "start", WORKER])
-    assert stage.active() == "inactive"
-    assert stage.twin.exec("systemctl is-active lodger-resume-worker-a.timer").stdout.strip() == "active"
+def test_neither_a_boot_nor_a_person_starts_it(paused: Stage) -> None:
+    paused.twin.reboot()
+    assert serves(paused.twin, 30001)
+    paused.twin.exec(["systemctl", "start", WORKER])
+    assert paused.active() == "inactive"
+    assert paused.twin.exec("systemctl is-active lodger-resume-worker-a.timer").stdout.strip() == "active"
 
 
-def test_a_stranger_on_the_gpus_is_named_waited_for_and_then_it_comes_back_by_itself(stage: Stage) -> None:
-    pid = holders.process(stage.twin, gpus="1,2")
-    refused = stage.site.ops("resume", "--host", "node2", "--worker", "a", "--json")
+def test_a_stranger_on_the_gpus_is_named_waited_for_and_then_it_comes_back_by_itself(paused: Stage) -> None:
+    pid = holders.process(paused.twin, gpus="1,2")
+    refused = paused.site.ops("resume", "--host", "node2", "--worker", "a", "--json")
     assert refused.code == 3, str(refused)
     for word in (f"pid {pid}", f"user {holders.USER}", "GPU 1, 2"):
         assert word in refused.one["error"]["what"]
 
-    stage.now_is_the_time()
-    wait_until(lambda: bool(stage.record()["waits_for"]), "the record says for whom", 20)
-    assert stage.record()["waits_for"].startswith(f"pid {pid} of user {holders.USER} (")
-    assert f"worker a waits for pid {pid} of user {holders.USER}" in stage.motd()
-    assert stage.active() == "inactive"
+    paused.now_is_the_time()
+    wait_until(lambda: bool(paused.record()["waits_for"]), "the record says for whom", 20)
+    assert paused.record()["waits_for"].startswith(f"pid {pid} of user {holders.USER} (")
+    assert f"worker a waits for pid {pid} of user {holders.USER}" in paused.motd()
+    assert paused.active() == "inactive"
 
-    stage.twin.exec(["kill", str(pid)])
-    wait_until(lambda: stage.healthy() == {30000, 30001}, "it comes back", 90)
-    wait_until(lambda: stage.twin.exec(LEFT).stdout == "", "nothing of the pause is left", 20)
-    assert "serves again" in stage.twin.exec("journalctl -u lodger-resume-worker-a -o cat").stdout
-    assert "32" in stage.twin.exec(["docker", "inspect", "-f", "{{.Args}}", WORKER]).stdout
-    stage.site.well("verify", "--host", "node2")
+    paused.twin.exec(["kill", str(pid)])
+    wait_until(lambda: paused.healthy() == {30000, 30001}, "it comes back", 90)
+    wait_until(lambda: paused.twin.exec(LEFT).stdout == "", "nothing of the pause is left", 20)
+    assert "serves again" in paused.twin.exec("journalctl -u lodger-resume-worker-a -o cat").stdout
+    files = paused.twin.exec("cat /opt/lodger/services/worker-a/compose.yml").stdout
+    assert declared(paused.twin, WORKER) in files, "as it was deployed last"
+    paused.site.well("verify", "--host", "node2")
 
 
 def test_a_pause_that_is_cut_off_is_taken_back(stage: Stage) -> None:
