@@ -190,7 +190,8 @@ def forgotten(places: Places, *, from_inside: bool = False) -> str:
         f"systemctl disable --now {quote([places.timer])} 2>/dev/null\n{stop}"
         f"rm -f {files} && systemctl daemon-reload || exit 1\n"
         f"rmdir --ignore-fail-on-non-empty {paths.PAUSED} {paths.RETURNS} 2>/dev/null\n"
-        f"[ ! -e {_MADE} ] || ! rmdir {paths.MOTD} 2>/dev/null || rm -f {_MADE}\n"
+        f"[ ! -e {_MADE} ] || ls {paths.MOTD}/lodger-* >/dev/null 2>&1 ||\n"
+        f"    {{ rmdir {paths.MOTD} 2>/dev/null; rm -f {_MADE}; }}\n"
     )
 
 

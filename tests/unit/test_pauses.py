@@ -490,6 +490,22 @@ def test_it_waits_for_whoever_is_on_the_gpus_and_says_for_whom(stage: Any) -> No
     assert "start --no-block" in made.log.read_text()
 
 
+@pytest.mark.parametrize(("others", "stays"), [([], False), (["10-news"], True), (["lodger-worker-b"], True)])
+def test_a_folder_for_messages_that_we_made_goes_with_the_last_of_them(others: list[str], stays: bool, tmp_path: Path) -> None:
+    motd, mark = tmp_path / "etc/motd.d", tmp_path / "var/lib/lodger/made-motd.d"
+    for folder in (motd, mark.parent):
+        folder.mkdir(parents=True)
+    mark.write_text("")
+    for name in (PLACES.name, *others):
+        (motd / name).write_text("")
+    script = "systemctl() { :; }\n" + pauses.forgotten(PLACES)
+    for path in ("/var/lib/lodger", "/etc/motd.d", "/etc/systemd/system"):
+        script = script.replace(path, f"{tmp_path}{path}")
+    assert subprocess.run(["sh", "-c", script], check=False, timeout=20).returncode == 0
+    assert motd.exists() == stays
+    assert mark.exists() == ("lodger-worker-b" in others), "a folder that somebody else uses is not ours any more"
+
+
 def test_others_gpus_are_nobodys_business(stage: Any) -> None:
     _, run = stage(prepare=lambda one: one.holder(1, "python3 train.py", gpu=4))
     run.communicate(timeout=30)
