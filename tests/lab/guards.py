@@ -284,7 +284,7 @@ GUARDS = [
         "a person who starts a paused worker",
         "templates/service.j2",
         "ConditionPathExists=!{{ record }}",
-        "# ConditionPathExists=!{{ record }}",
+        "ConditionPathExists=!{{ record }}\nConditionPathExists=",  # an empty one takes all before it back
         f"{PAUSE}::test_neither_a_boot_nor_a_person_starts_it",
     ),
     Guard(
