@@ -274,6 +274,13 @@ GUARDS = [
         f"{DRIVER}::test_a_process_that_nobody_declared_is_refused_by_name_and_nothing_is_stopped",
     ),
     Guard(
+        "the driver's own daemon on the GPUs",
+        "lodger/states/driver.py",
+        "systemctl stop nvidia-persistenced.service 2>/dev/null || true\\n",
+        "",
+        f"{DRIVER}::test_a_failure_after_the_new_driver_was_loaded_goes_all_the_way_back",
+    ),
+    Guard(
         "apt's own folder among ours",
         "lodger/packages.py",
         ', "-o", "APT::Sandbox::User=root")',

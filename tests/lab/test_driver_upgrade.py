@@ -229,6 +229,18 @@ def test_a_failure_leaves_the_old_driver_with_everybody_back(fault: str, value: 
     assert changes(before, old, upgraded=False) == []
 
 
+def test_a_failure_after_the_new_driver_was_loaded_goes_all_the_way_back(old: Twin, site: Site) -> None:
+    before = judge.snapshot(old)
+    mistake = "from lodger.states.paused import NeighbourResumed\nNeighbourResumed.act = lambda self, read: {}['a mistake']"
+    ran = site.ops(*UPGRADE, first=mistake)
+    assert ran.code == 1, str(ran)
+    assert ran.states()["driver_loaded"] == "undone"
+    assert driver(old) == OLD
+    assert everybody_is_back(old)
+    assert at_peace(old)
+    assert changes(before, old, upgraded=False) == []
+
+
 def test_an_undo_that_fails_leaves_the_commands_and_a_later_run_finishes(old: Twin, site: Site) -> None:
     before = judge.snapshot(old)
     faults.switch_on(old, "dkms-build-fails")
