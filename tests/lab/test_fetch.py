@@ -32,7 +32,7 @@ FILES: dict[str, Any] = {**LARGE, **SMALL, **TEXTS}
 SIZE = sum(hub_server.size_of(file) for file in FILES.values())
 REVISION = commit("huggingface", SOURCE)
 IN_FLIGHT = 6  # files at a time
-BLOCK = 4 * MIB  # what the kernel and a server may have on their way of one file
+BLOCK = 128 * 1024  # what may be on its way of one file, sent in pieces of 16 KiB
 
 
 @dataclass(frozen=True)
