@@ -64,6 +64,11 @@ def unit_files(deployed: Deployed, release: str, unit: str) -> tuple[str | None,
     return (stored.content if stored else None, installed.content if installed else None)
 
 
+def drop_ins(deployed: Deployed, unit: str) -> dict[str, str]:
+    """Return the files, path -> content, with which somebody changed a unit of ours from beside it (`systemctl edit`)."""
+    return {path: file.content for path, file in deployed.files.items() if path.startswith(f"{paths.UNITS}/{unit}.d/")}
+
+
 def _install(release: str, service: Managed) -> list[Command]:
     link, unit = f"{paths.SERVICES}/{service.name}", f"{paths.UNITS}/{service.unit}"
     source = f"{paths.RELEASES}/{release}"
@@ -98,7 +103,7 @@ def _remove(service: Managed) -> list[Command]:
             timeout=120,
         ),
         Command(
-            f"rm -f {quote([link, unit])} && systemctl daemon-reload"
+            f"rm -rf {quote([link, unit, unit + '.d'])} && systemctl daemon-reload"
             f" && {{ systemctl reset-failed {quote([service.unit])} 2>/dev/null || true; }}",
             why=f"remove {service.unit}",
         ),
@@ -208,13 +213,16 @@ class ServiceInstalled(ServiceState):
             return f"{self.service.name} runs the files of {deployed.links.get(self.service.name) or 'no release'}"
         if stored is None or installed != stored:
             return f"{self.service.unit} is not the release's"
+        for path in drop_ins(deployed, self.service.unit):
+            return f"{path} changes {self.service.unit}"
         unit = read[self._unit]
         return "" if unit is not None and unit.file_state == "enabled" else f"{self.service.unit} is not enabled"
 
     def act(self, read: Facts) -> list[Command]:
-        """Return link, unit and enablement, each put in place by a rename."""
-        del read
-        return _install(self._release, self.service)
+        """Return link, unit and enablement, each put in place by a rename; nothing changes the unit from beside it."""
+        beside = drop_ins(read[facts.DEPLOYED], self.service.unit)
+        gone = run("rm", "-rf", f"{paths.UNITS}/{self.service.unit}.d", why=f"let {self.service.unit} be as it is written")
+        return [*([gone] if beside else []), *_install(self._release, self.service)]
 
     def _was(self, before: Facts) -> Managed | None:
         deployed = before[facts.DEPLOYED]
@@ -225,7 +233,12 @@ class ServiceInstalled(ServiceState):
         was = self._was(before)
         if was is None:
             return _remove(self.service)
-        back = _install(before[facts.DEPLOYED].current, was)
+        there = drop_ins(now[facts.DEPLOYED], was.unit)
+        beside = {path: text for path, text in drop_ins(before[facts.DEPLOYED], was.unit).items() if there.get(path) != text}
+        back = [
+            *(paths.write(path, text, why="put back what changed the unit") for path, text in beside.items()),
+            *_install(before[facts.DEPLOYED].current, was),
+        ]
         if not self._was_up(before):
             return back
         container = self._container(now)
@@ -254,6 +267,8 @@ class ServiceInstalled(ServiceState):
         stored, installed = unit_files(deployed, release, was.unit)
         if deployed.links.get(was.name) != release or stored is None or stored != installed:
             return f"{was.unit} is not that of release {release}"
+        if drop_ins(deployed, was.unit) != drop_ins(before[facts.DEPLOYED], was.unit):
+            return f"what changed {was.unit} from beside it is not there again"
         if not self._was_up(before):
             return ""
         serving = now[self._serving]

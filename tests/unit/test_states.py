@@ -630,6 +630,42 @@ def test_what_keeps_a_service_from_being_installed(values: dict[str, Any], said:
     assert INSTALLED.missing(readings(host(**{"deployed": RIGHT, "unit": ENABLED, **values}))) == said
 
 
+BESIDE = {f"/etc/systemd/system/{A.unit}.d/override.conf": HostFile("[Service]\nNice=5\n", 0o644, "root")}
+CHANGED = replace(RIGHT, files={**RIGHT.files, **BESIDE})
+
+
+def test_what_changes_a_unit_from_beside_it_is_found_removed_and_put_back_by_an_undo() -> None:
+    read = readings(host(deployed=CHANGED, unit=ENABLED))
+    assert INSTALLED.missing(read) == f"/etc/systemd/system/{A.unit}.d/override.conf changes {A.unit}"
+    assert shown(INSTALLED.act(read))[0] == f"rm -rf /etc/systemd/system/{A.unit}.d"
+    assert all(".d" not in command for command in shown(INSTALLED.act(readings(host(deployed=RIGHT)))))
+    another = readings(
+        host(
+            deployed=replace(
+                CHANGED,
+                files={
+                    **CHANGED.files,
+                    **{f"/etc/systemd/system/{router().unit}.d/override.conf": HostFile("", 0o644, "root")},
+                },
+            ),
+            unit=ENABLED,
+        )
+    )
+    assert "lodger-router" not in INSTALLED.missing(another)
+
+    state, off = ServiceInstalled(A, HOST, "r1"), unit(A.unit, active="inactive")
+    was = {**release_files("r1", A), **installed("r1", A)}
+    before = readings(
+        host(deployed=deployed(("r1",), links={"worker-a": "r1"}, files={**was, **BESIDE}), units=[off], unit=off)
+    )
+    now = readings(host(deployed=deployed(("r1",), links={"worker-a": "r1"}, files=was), units=[off], unit=off))
+    assert state.undone(before, now) == f"what changed {A.unit} from beside it is not there again"
+    back = state.undo(before, now)
+    assert "override.conf" in back[0].script
+    assert back[0].input_bytes() == b"[Service]\nNice=5\n"
+    assert state.undone(before, before) == ""
+
+
 def test_a_service_is_installed_by_renames_and_enabled() -> None:
     link, put, enable = shown(INSTALLED.act(readings(host())))
     assert "ln -sfn /opt/lodger/releases/r2/worker-a /opt/lodger/services/worker-a.new" in link
@@ -664,7 +700,7 @@ def test_the_undo_of_the_first_deploy_removes_the_service() -> None:
     commands = INSTALLED.undo(readings(host()), readings(host(deployed=RIGHT)))
     assert shown(commands)[0] == "systemctl disable --now lodger-worker-a.service"
     assert "docker compose -p lodger-worker-a -f /opt/lodger/services/worker-a/compose.yml down" in scripts(commands)
-    assert "rm -f /opt/lodger/services/worker-a /etc/systemd/system/lodger-worker-a.service" in scripts(commands)
+    assert "rm -rf /opt/lodger/services/worker-a /etc/systemd/system/lodger-worker-a.service" in scripts(commands)
 
 
 def test_the_undo_brings_the_previous_release_back_and_runs_it_if_it_ran() -> None:
