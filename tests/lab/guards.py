@@ -225,10 +225,24 @@ GUARDS = [
         f"{INTERRUPTED}::test_a_killed_deploy_is_finished_by_the_next_one[after the neighbour stopped]",
     ),
     Guard(
+        "requests on a worker that is stopped",
+        "lodger/states/rotation.py",
+        "if not listed or not self._due(read):",
+        "if True:",
+        "tests/lab/test_pool.py::test_a_rolling_deploy_and_its_rollback_fail_no_request",
+    ),
+    Guard(
+        "a stranger in a pool",
+        "lodger/states/rotation.py",
+        "if differs and not mate.changing:",
+        "if False:",
+        "tests/lab/test_pool.py::test_one_host_alone_may_not_serve_something_else_than_its_pool",
+    ),
+    Guard(
         "an undo left out",
         ENGINE,
-        "if step.state.name in run.ledger.acted:",
-        "if False:",
+        "if step.state.name in run.ledger.acted]",
+        "if False]",
         f"{INTERRUPTED}::test_a_run_that_is_asked_to_stop_undoes_what_it_did",
     ),
     Guard(

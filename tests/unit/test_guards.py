@@ -1,0 +1,17 @@
+"""The list of guards that are taken out to see their tests fail names text that is there, and tests that are there."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from lab.run import CHECKOUT
+from tests.lab.guards import GUARDS, Guard
+
+
+@pytest.mark.parametrize("guard", GUARDS, ids=lambda guard: guard.against)
+def test_what_a_guard_names_is_there(guard: Guard) -> None:
+    assert guard.text in (CHECKOUT / guard.file).read_text(), f"{guard.file} does not say {guard.text!r} any more"
+    path, _, name = guard.test.partition("::")
+    assert re.search(rf"^def {re.escape(name.partition('[')[0])}\(", (CHECKOUT / path).read_text(), re.MULTILINE), guard.test
