@@ -106,7 +106,7 @@ def explained(journals: Sequence[Path], ledger: str, blow: Path) -> list[str]:
     named = [event["ledger"] for event in after if event["event"] == "facts"]
     if named != [json.loads(ledger)["run"] if ledger else None]:
         wrong.append(f"the second run went on from {named}")
-    later = [event["event"] for event in struck if event["time"] > blow.read_text()]
+    later = [event["event"] for event in struck if event["time"] >= blow.read_text()]
     if set(later) - {"end"} and "connection lost" not in later:
         wrong.append("the struck run does not say that its connection was lost")
     last = json.loads(journals[-1].read_bytes().splitlines()[-1])
