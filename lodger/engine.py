@@ -295,7 +295,8 @@ class Engine:
             read = self._fresh([facts.MACHINE, facts.LEDGER, *plan.first])
         ledger = Ledger.load(read[facts.LEDGER], plan.runbook)
         read, steps, params = self._build(plan, read, ledger)
-        before = Facts.load(ledger.before, plan.host) if ledger is not None else read
+        # What the earlier run did not look at, it did not touch: a run of another plan may ask for more.
+        before = Facts.load(ledger.before, plan.host).over(read) if ledger is not None else read
         outcome.remarks = tuple(plan.remarks(read))
         for remark in outcome.remarks:
             self.report.note(plan.host, remark)
@@ -309,7 +310,7 @@ class Engine:
             self._refuse_early(steps, read, outcome)
         own = Ledger(self.log.run, plan.runbook, params, self.user, before.dump())
         if ledger is not None:
-            own = Ledger(self.log.run, plan.runbook, params, self.user, ledger.before, ledger.acted, ledger.stops)
+            own = dataclasses.replace(own, acted=ledger.acted, stops=ledger.stops)
         run = _Progress(plan, steps, before, own, outcome, begun=ledger is not None)
         try:
             if ledger is not None:  # what an earlier run began is put back when going on is refused

@@ -75,6 +75,10 @@ class Facts:
         """Return the raw readings as JSON, for the ledger and the journal."""
         return json.dumps(self.sections)
 
+    def over(self, later: Facts) -> Facts:
+        """Return these, and of what was not read then what ``later`` says."""
+        return Facts({**later.sections, **self.sections}, self.host)
+
     @staticmethod
     def load(text: str, host: str = "") -> Facts:
         """Return the facts that :meth:`dump` wrote; raise ValueError on anything else."""

@@ -117,11 +117,15 @@ def identities_fact(urls: Sequence[str], key: str) -> Fact[Identities]:
 
 
 def differences(found: Mapping[str, str], wanted: Mapping[str, str]) -> list[str]:
-    """Return where ``found`` serves something else than ``wanted``; what either does not say is not compared."""
+    """Return where ``found`` serves something else than ``wanted``; what either does not say is not compared.
+
+    An engine that was not told the version of its weights says `default`.
+    """
+    unsaid = {"weight_version": "default"}
     return [
         f"{name} {found[name]} instead of {wanted[name]}"
         for name in SAME
-        if name in found and name in wanted and found[name] != wanted[name]
+        if name in found and name in wanted and found[name] not in {wanted[name], unsaid.get(name)}
     ]
 
 

@@ -29,10 +29,14 @@ def lab() -> Iterator[Lab]:
 
 @pytest.fixture
 def fresh(lab: Lab) -> Callable[[str], Twin]:
-    """Give a twin, by its host's name, as it was at first."""
+    """Give a twin, by its host's name, as it was at first; no other one has anything of ours, which would be of the same pool."""
+
+    def deployed(name: str) -> bool:
+        return lab.twin(name).exec("test -e /opt/lodger", check=False).returncode == 0
 
     def reset(name: str) -> Twin:
-        lab.reset([name])
+        lab.up()
+        lab.reset([name, *(other for other in lab.names if other != name and deployed(other))])
         return lab.twin(name)
 
     return reset

@@ -169,7 +169,7 @@ def test_a_first_deploy_that_was_killed_and_fails_under_another_name_leaves_noth
 
     assert failed.code == 1, str(failed)
     assert serves(twin, 30000)
-    assert twin.exec("ls /etc/systemd/system/lodger-* /opt/lodger", check=False).stdout == ""
+    assert twin.exec("ls /etc/systemd/system/lodger-* /opt/lodger", check=False).stdout == "", str(failed)
     assert (
         twin.exec("docker inspect -f '{{.HostConfig.RestartPolicy.Name}}' qwen38-fp8-sglang").stdout.strip() == "unless-stopped"
     )

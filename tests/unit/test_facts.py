@@ -545,3 +545,8 @@ def test_only_commands_of_other_connections_are_busy() -> None:
     for _ in range(5):  # processes that vanish while they are looked at are nobody at work
         said = subprocess.run(["sh", "-c", script], env=mine, capture_output=True, text=True, check=True).stdout
         assert not any("sleep 60" in line or "cannot open" in line for line in facts.parse(said)[facts.BUSY])
+
+
+def test_what_was_read_first_stays_and_what_was_not_read_then_is_added() -> None:
+    first, later = Facts({"a": (0, "then")}, "h"), Facts({"a": (0, "now"), "b": (0, "now")}, "h")
+    assert first.over(later).sections == {"a": (0, "then"), "b": (0, "now")}

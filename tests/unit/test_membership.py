@@ -117,3 +117,9 @@ def test_waiting_has_an_end_when_requests_have_none(tmp_path: Path) -> None:
     command = membership.drained("http://w:1", "", 1)
     env = {"PATH": f"{tmp_path}:/usr/bin:/bin"}
     assert subprocess.run(["sh", "-c", command.script], capture_output=True, env=env, timeout=20, check=False).returncode == 0
+
+
+def test_an_engine_that_was_not_told_its_weights_version_is_no_stranger_for_that() -> None:
+    """One that somebody started by hand serves the pool's model, and says nothing of its revision."""
+    assert membership.differences({"weight_version": "default"}, {"weight_version": "017b9c7a"}) == []
+    assert membership.differences({"weight_version": "0"}, {"weight_version": "017b9c7a"}) != []
