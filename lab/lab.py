@@ -220,10 +220,15 @@ class Lab:
     def _labels(self, made_from: str) -> dict[str, str]:
         return {"lodger-lab": self.id, "lodger-lab.root": str(self.root), _MADE_FROM: made_from}
 
+    @property
+    def depot(self) -> str:
+        """The address of the image registry beside the twins."""
+        return self._address(2)
+
     def _depot(self, image: str, images: Store) -> None:
         """Have the registry run beside the twins, under its real name."""
         name = f"{self.prefix}-depot"
-        made_from = digest(image, str(images.path), self._address(2), self.keys / "registry.crt")
+        made_from = digest(image, str(images.path), self.depot, self.keys / "registry.crt")
         if self._runs(name, made_from):
             return
         self._drop({name} & set(self._containers()))

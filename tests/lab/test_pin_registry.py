@@ -18,12 +18,10 @@ HOSTS = Path(__file__).parents[2] / "hosts"
 @pytest.fixture
 def registry_by_name(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the registry's name lead to the lab's depot, as it does in a twin, and trust the lab's authority."""
-    weights = next(iter(inventory.load(lab.overlay).weights.endpoints.values()))
-    depot = weights.partition("//")[2].partition("/")[0].partition(":")[0]
     resolve = socket.getaddrinfo
 
     def resolve_registry(host: Any, *args: Any, **kwargs: Any) -> Any:
-        return resolve(depot if host in (REGISTRY, REGISTRY.encode()) else host, *args, **kwargs)
+        return resolve(lab.depot if host in (REGISTRY, REGISTRY.encode()) else host, *args, **kwargs)
 
     monkeypatch.setattr(socket, "getaddrinfo", resolve_registry)
     monkeypatch.setenv("SSL_CERT_FILE", str(lab.keys / "ca.crt"))
