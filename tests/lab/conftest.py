@@ -11,6 +11,18 @@ import pytest
 from lab.lab import Lab
 from lab.run import CHECKOUT, locked
 from lab.twin import Twin
+from tests.lab.site import others_deployed
+
+_made: list[Lab] = []
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _nothing_left() -> None:
+    """What a module before deployed would be of the same pool, and have a say in what this one deploys."""
+    for made in _made:
+        if left := others_deployed(made, ""):
+            made.up()
+            made.reset(left)
 
 
 @pytest.fixture(scope="session")
@@ -20,6 +32,7 @@ def lab() -> Iterator[Lab]:
     with locked(root / "session.lock"):  # a second session waits for the first
         made = Lab(root, CHECKOUT / "hosts")
         made.up()
+        _made.append(made)
         try:
             yield made
         finally:
@@ -29,14 +42,11 @@ def lab() -> Iterator[Lab]:
 
 @pytest.fixture
 def fresh(lab: Lab) -> Callable[[str], Twin]:
-    """Give a twin, by its host's name, as it was at first; no other one has anything of ours, which would be of the same pool."""
-
-    def deployed(name: str) -> bool:
-        return lab.twin(name).exec("test -e /opt/lodger", check=False).returncode == 0
+    """Give a twin, by its host's name, as it was at first; no other one has anything of ours."""
 
     def reset(name: str) -> Twin:
         lab.up()
-        lab.reset([name, *(other for other in lab.names if other != name and deployed(other))])
+        lab.reset([name, *others_deployed(lab, name)])
         return lab.twin(name)
 
     return reset

@@ -127,6 +127,15 @@ def declared(twin: Twin, name: str) -> str:
     return twin.exec(["docker", "inspect", "-f", form, name], check=False).stdout.strip()
 
 
+def others_deployed(lab: Lab, name: str) -> list[str]:
+    """Return the other hosts that have something of ours: it would be of the same pool, and have a say in it."""
+
+    def deployed(other: str) -> bool:
+        return lab.twin(other).exec("test -e /opt/lodger", check=False).returncode == 0
+
+    return [other for other in lab.names if other != name and deployed(other)]
+
+
 # The seed's predecessors, which the inventory lets a deploy replace: everything of theirs may differ.
 REPLACED = {
     "node1": frozenset({("container", "qwen38-fp8-sglang")}),

@@ -12,7 +12,7 @@ from lab import judge
 from lab.faults import Fault, fault
 from lab.lab import Lab
 from lab.twin import Twin
-from tests.lab.site import Site, declared, foreign_changes, given_back, serves
+from tests.lab.site import Site, declared, foreign_changes, given_back, others_deployed, serves
 
 Fresh = Callable[[str], Twin]
 
@@ -24,6 +24,16 @@ def site(lab: Lab, tmp_path: Path) -> Site:
 
 def running(twin: Twin, name: str) -> bool:
     return twin.exec(["docker", "inspect", "-f", "{{.State.Running}}", name]).stdout.strip() == "true"
+
+
+@pytest.fixture
+def deployed(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Twin:
+    """node1 serving what the untouched inventory says, whatever the test before did to it."""
+    lab.up()
+    if others := others_deployed(lab, "node1"):
+        lab.reset(others)
+    Site(lab, tmp_path_factory.mktemp("deployed")).well("deploy", "--host", "node1")
+    return lab.twin("node1")
 
 
 def test_a_file_edited_on_the_host_shows_in_the_plan_and_is_mended(deployed: Twin, site: Site) -> None:

@@ -53,7 +53,8 @@ def digests(lab: Lab) -> dict[str, str]:
 # ---------------------------------------------------------------- what a twin is
 
 
-def test_twins_run_what_their_host_files_name(node1: Twin, node2: Twin) -> None:
+def test_twins_run_what_their_host_files_name(fresh: Fresh) -> None:
+    node1, node2 = fresh("node1"), fresh("node2")
     for twin in (node1, node2):
         assert twin.exec("systemctl is-system-running").stdout.strip() == "running"
         assert twin.exec("docker info -f '{{.CgroupVersion}} {{.CgroupDriver}}'").stdout.split() == ["2", "systemd"]
@@ -121,7 +122,8 @@ def test_the_overlay_replaces_only_what_a_twin_differs_in(lab: Lab, node1: Twin)
 
 
 def test_aiming_at_the_twins_does_not_make_twins_of_twins(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("LODGER_HOSTS", raising=False)
+    monkeypatch.setenv("LODGER_HOSTS", "")  # so that it is put back afterwards
+    monkeypatch.delenv("LODGER_HOSTS")
     source = lab.root / "hosts"
     lab.aim()
     assert os.environ["LODGER_HOSTS"] == str(lab.overlay)
