@@ -53,6 +53,12 @@ def container(twin: Twin, name: str) -> str:
     return twin.exec(["docker", "inspect", "-f", "{{.Id}} {{.State.StartedAt}}", name]).stdout.strip()
 
 
+def retries(node2: Twin) -> float:
+    """Return how often the router had to send a request a second time: it hides a worker that is stopped under it."""
+    told = node2.exec(["curl", "-sf", "http://127.0.0.1:29000/metrics"]).stdout
+    return sum(float(line.split()[-1]) for line in told.splitlines() if line.startswith("sgl_router_retries_total"))
+
+
 def test_one_deploy_serves_three_workers_and_a_second_one_changes_nothing(lab: Lab, deployed: Deployed, site: Site) -> None:
     node1, node2 = lab.twin("node1"), lab.twin("node2")
     assert [host["outcome"] for host in deployed.said.data] == ["done", "done"]
@@ -119,6 +125,7 @@ def test_a_rolling_deploy_and_its_rollback_fail_no_request(lab: Lab, site: Site)
     node2 = lab.twin("node2")
     router = container(node2, "lodger-router")
     workers = [container(node2, f"lodger-worker-{name}") for name in "ab"]
+    tried = retries(node2)
     twins = [lab.twin(name) for name in ("node1", "node2")]
     for twin in twins:  # streams that last, as a real engine's do: at full speed the machine only passes tokens on
         twin.faults([fault("slow", None, factor=5)])
@@ -133,6 +140,7 @@ def test_a_rolling_deploy_and_its_rollback_fail_no_request(lab: Lab, site: Site)
     assert [host["outcome"] for host in (*changed.data, *back.data)] == ["done"] * 4
     assert len(report.answers) > 200
     assert report.failed == (), str(report)
+    assert retries(node2) == tried, "no request met a worker that was not there"
     assert not set(workers) & set(rolled)
     assert container(node2, "lodger-router") == router
     site.pool(max_queued_requests=64)
