@@ -11,16 +11,16 @@ import pytest
 from lab.lab import Lab
 from lab.run import CHECKOUT, locked
 from lab.twin import Twin
-from tests.lab.site import others_deployed
+from tests.lab.site import altered, others_deployed
 
 _made: list[Lab] = []
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _nothing_left() -> None:
-    """What a module before deployed would be of the same pool, and have a say in what this one deploys."""
+    """What a module before deployed would have a say in what this one deploys, and the driver it left would have this one refused."""
     for made in _made:
-        if left := others_deployed(made, ""):
+        if left := altered(made):
             made.up()
             made.reset(left)
 

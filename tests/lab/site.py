@@ -19,6 +19,7 @@ from lab import judge
 from lab.lab import Lab
 from lab.run import CHECKOUT
 from lab.twin import Twin
+from lodger import inventory
 
 Snapshot = judge.Snapshot
 
@@ -134,6 +135,19 @@ def others_deployed(lab: Lab, name: str) -> list[str]:
         return lab.twin(other).exec("test -e /opt/lodger", check=False).returncode == 0
 
     return [other for other in lab.names if other != name and deployed(other)]
+
+
+def loaded_driver(twin: Twin) -> str:
+    """Return the version of the module in the kernel, nothing when there is none."""
+    script = "sed -n 's/^NVRM version.*Kernel Module *\\([0-9.]*\\) .*/\\1/p' /proc/driver/nvidia/version"
+    return twin.exec(script, check=False).stdout.strip()
+
+
+def altered(lab: Lab) -> list[str]:
+    """Return the hosts that are not as a reset leaves them: something of ours is there, or another driver than the declared one."""
+    declares = {name: host.driver for name, host in inventory.load(lab.hosts).hosts.items()}
+    deployed = others_deployed(lab, "")
+    return [name for name in lab.names if name in deployed or loaded_driver(lab.twin(name)) != declares[name]]
 
 
 # The seed's predecessors, which the inventory lets a deploy replace: everything of theirs may differ.

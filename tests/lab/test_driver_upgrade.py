@@ -14,8 +14,7 @@ from lab.lab import Lab
 from lab.run import wait_until
 from lab.twin import Twin
 from lab.world import SERVICE
-from tests.lab.crash.scenarios import loaded_driver
-from tests.lab.site import Ran, Site, serves
+from tests.lab.site import Ran, Site, loaded_driver, serves
 
 OLD, NEW = "545.23.06", "580.126.09"
 UPGRADE = ("runbook", "driver-upgrade", "--host", "node1", "--json")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from lab.lab import Lab
 from lab.twin import Twin
 from tests.lab.crash.harness import Scenario
-from tests.lab.site import REPLACED, declared, serves
+from tests.lab.site import REPLACED, declared, loaded_driver, serves
 
 OLD, NEW = "545.23.06", "580.126.09"
 
@@ -28,12 +28,6 @@ def deploy(lab: Lab) -> Scenario:
         expected=lambda kind, name: (kind, name) in REPLACED["node1"] or kind in {"gpu", "port", "boot"},
         restarted=lambda _kind, _name: False,
     )
-
-
-def loaded_driver(twin: Twin) -> str:
-    """Return the version of the module in the kernel, nothing when there is none."""
-    script = "sed -n 's/^NVRM version.*Kernel Module *\\([0-9.]*\\) .*/\\1/p' /proc/driver/nvidia/version"
-    return twin.exec(script, check=False).stdout.strip()
 
 
 def driver_upgrade(lab: Lab) -> Scenario:
