@@ -88,7 +88,7 @@ class Lab:
         fleet = inventory.load(self.hosts)
         with locked(self.dir / "lock"):
             image, images = self._made()
-            _forget_vanished()
+            forget_vanished()
             self._network()
             self._write_keys(fleet)
             self._depot(image, images)
@@ -182,7 +182,7 @@ class Lab:
         for subnet in (*before, *(f"10.213.{(int(self.id, 16) + step) % 256}.0/24" for step in range(256))):
             if any(ipaddress.ip_network(subnet).overlaps(other) for other in taken):
                 continue
-            labels = [f"--label={key}={value}" for key, value in self._labels("").items()]
+            labels = [f"--label={key}={value}" for key, value in self.labels("").items()]
             made = run(["docker", "network", "create", *labels, f"--subnet={subnet}", self.prefix], check=False)
             if made.returncode == 0:
                 chosen.write_text(f"{subnet}\n")
@@ -217,7 +217,8 @@ class Lab:
             shutil.rmtree(self.disks / name, ignore_errors=True)
             _remove_cgroup(name)
 
-    def _labels(self, made_from: str) -> dict[str, str]:
+    def labels(self, made_from: str) -> dict[str, str]:
+        """Return the labels of everything that this lab has the daemon make, by which it is found again."""
         return {"lodger-lab": self.id, "lodger-lab.root": str(self.root), _MADE_FROM: made_from}
 
     @property
@@ -241,7 +242,7 @@ class Lab:
         }
         (self.dir / "registry.yml").write_text(json.dumps(settings))
         mounts = [f"{images.registry}:/registry:ro", f"{self.keys}:/keys:ro", f"{self.dir / 'registry.yml'}:/registry.yml:ro"]
-        labels = {**self._labels(made_from), "lodger-lab.store": images.path.name}
+        labels = {**self.labels(made_from), "lodger-lab.store": images.path.name}
         options = [
             f"--name={name}",
             f"--network={self.prefix}",
@@ -274,7 +275,7 @@ class Lab:
             "--cap-add=NET_ADMIN",  # a benchmark shapes its rate
             f"--volume={server}:/server.py:ro",
             f"--volume={offered}:/hub.json:ro",
-            *(f"--label={key}={value}" for key, value in self._labels(made_from).items()),
+            *(f"--label={key}={value}" for key, value in self.labels(made_from).items()),
             "--entrypoint=/usr/bin/python3",
         ]
         run(["docker", "run", "-d", *options, image, "/server.py", "/hub.json"])
@@ -318,7 +319,7 @@ class Lab:
         shutil.rmtree(disk, ignore_errors=True)
         images.new_disk(disk)
         files, names = self._content(name, driver)
-        labels = {**self._labels(digest(*self._recipe(name, image, driver))), _DRIVER: driver}
+        labels = {**self.labels(digest(*self._recipe(name, image, driver))), _DRIVER: driver}
         files["/var/lib/twin/clock"] = File(f"{self.clock}\n")
         version = driver or inventory.load(self.hosts).hosts[name].driver
         twin.create(driver_image(image, version), disk=disk, labels=labels, names=names, files=files)
@@ -385,15 +386,16 @@ def _registries(fleet: inventory.Fleet) -> list[str]:
     return sorted({REGISTRY, *(image.repository.partition("/")[0] for image in fleet.images.values())})
 
 
-def _forget_vanished() -> None:
-    """Remove the labs of checkouts that are gone."""
+def forget_vanished() -> None:
+    """Remove the labs of checkouts that are gone; labs that come up side by side do so one after another."""
     label = "lodger-lab.root"
     asked = ["--filter", f"label={label}", "--format", f'{{{{.Label "{label}"}}}}']
-    found = run(["docker", "ps", "-a", *asked]).stdout + run(["docker", "network", "ls", *asked]).stdout
-    for root in {Path(line) for line in found.splitlines()}:
-        if not root.exists():
-            say(f"removing the lab of {root}, which is gone")
-            Lab(root).remove()
+    with locked(MACHINE / "vanished.lock"):
+        found = run(["docker", "ps", "-a", *asked]).stdout + run(["docker", "network", "ls", *asked]).stdout
+        for root in {Path(line) for line in found.splitlines()}:
+            if not root.exists():
+                say(f"removing the lab of {root}, which is gone")
+                Lab(root).remove()
 
 
 def _remove_cgroup(name: str) -> None:

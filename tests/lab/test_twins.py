@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from ruamel.yaml import YAML
 
 from lab import judge, system
 from lab.image import REGISTRY
-from lab.lab import Lab
+from lab.lab import Lab, forget_vanished
 from lab.run import CHECKOUT, LabError, run, wait_until
 from lab.twin import Twin
 
@@ -292,6 +293,19 @@ def _text(path: Path) -> str:
         return path.read_text()
     except OSError:
         return ""
+
+
+def test_labs_that_come_up_side_by_side_clear_away_a_vanished_one_without_tripping(lab: Lab, tmp_path: Path) -> None:
+    image = run(["docker", "inspect", "-f", "{{.Image}}", lab.twin("node1").container]).stdout.strip()
+    gone = Lab(tmp_path / "vanished", lab.hosts)
+    labels = [word for key, value in gone.labels("x").items() for word in ("--label", f"{key}={value}")]
+    names = [f"{gone.prefix}-node{number}" for number in range(6)]
+    for name in names:
+        run(["docker", "run", "-d", "--name", name, *labels, "--entrypoint", "sleep", image, "600"])
+    with ThreadPoolExecutor() as pool:
+        for done in [pool.submit(forget_vanished) for _ in range(3)]:
+            done.result()
+    assert not set(names) & set(run(["docker", "ps", "-a", "--format", "{{.Names}}"]).stdout.split())
 
 
 def test_without_apt_the_refusal_lists_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
