@@ -459,10 +459,14 @@ def journal(c: Context, show: str | None = None, verify: bool = False, json: boo
 
 @task(
     positional=["run"],
-    help={"run": "the run: its name, or the beginning of it", "out": "file to write; standard output without it"},
+    help={
+        "run": "the run: its name, or the beginning of it",
+        "out": "file to write; standard output without it",
+        "json": "print the document in a JSON object",
+    },
 )
 @reports_errors
-def postmortem(c: Context, run: str, out: str | None = None) -> None:
+def postmortem(c: Context, run: str, out: str | None = None, json: bool = False) -> None:
     """Write the document on a run: summary, impact, timeline, what changed, evidence, and what is left to a person."""
     del c
     from lodger import history
@@ -470,7 +474,9 @@ def postmortem(c: Context, run: str, out: str | None = None) -> None:
     text = history.postmortem(run)
     if out:
         Path(out).write_text(text, encoding="utf-8")
-    else:
+    if json:
+        print_json({"run": run, "document": text})
+    elif not out:
         print(text)
 
 

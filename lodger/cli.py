@@ -74,7 +74,8 @@ def reports_errors(body: Callable[P, T]) -> Callable[P, T]:
                 raise
             Terminal().error(error)
             if kwargs.get("json"):
-                print_json([_failed(body.__name__, str(kwargs.get("host") or ""), error)])
+                hosts = error.host or str(kwargs.get("host") or "")
+                print_json([_failed(body.__name__, host, error) for host in hosts.split(",")])
             raise Exit(code=error.exit_code) from error
 
     return wrapped
@@ -83,8 +84,9 @@ def reports_errors(body: Callable[P, T]) -> Callable[P, T]:
 def _failed(task: str, host: str, error: LodgerError) -> dict[str, Any]:
     """Return the JSON object of a task that ended before any host had an outcome of its own."""
     said = {"what": error.what, "cause": error.cause, "hint": error.hint}
-    outcome = "refused" if error.exit_code in {2, 3} else "failed"
-    return {"host": error.host or host, "task": task, "outcome": outcome, "changed": [], "states": [], "error": said}
+    outcome = "refused" if error.refusal else "failed"
+    nothing = {"changed": [], "states": [], "round_trips": 0, "seconds": 0.0, "journal": ""}
+    return {"host": host, "task": task, "outcome": outcome, **nothing, "error": said}
 
 
 def inventory(hosts_dir: str | None) -> Fleet:

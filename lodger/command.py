@@ -5,6 +5,8 @@ Quoting happens here, once. Nothing in this module talks to a host; ``Transport`
 
 from __future__ import annotations
 
+import base64
+import dataclasses
 import shlex
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
@@ -82,6 +84,16 @@ class Command:
         body = self.script if not _needs_shell(self.script) else "sh -c " + shlex.quote(self.script)
         redirect = f" <<{len(self.input_bytes() or b'')} bytes of input>>" if self.stdin is not None else ""
         return f"{prefix}{body}{redirect}"
+
+    def by_hand(self) -> str:
+        """Return what a person can paste into a shell, input included; a secret is left to be typed."""
+        bare = str(dataclasses.replace(self, stdin=None))
+        if not self.stdin or isinstance(self.stdin, Secret):
+            return bare
+        text = self.stdin.decode(errors="replace")
+        typed = text.encode() == self.stdin and "\0" not in text
+        fed = f"printf %s {shlex.quote(text)}" if typed else f"printf %s {base64.b64encode(self.stdin).decode()} | base64 -d"
+        return f"{fed} | {bare}"
 
 
 def _needs_shell(script: str) -> bool:

@@ -38,7 +38,7 @@ T = TypeVar("T")
 
 _POLL = 2.0  # seconds between two readings while a state comes true
 _RESTART = 60.0  # seconds that a daemon of the host may take to come back while something is undone
-_SETTLE = 1200.0  # seconds that a command of an earlier run may still take (the longest stop of a worker is 930)
+_SETTLE = 3900.0  # seconds that a command may still take which nobody waits for any more (the install of a driver has 3600)
 _ATTEMPTS = 3  # how often a state is acted on again after a lost connection
 _BOOTS = 3  # how often the states are gone through when the host boots in mid run
 
@@ -259,7 +259,7 @@ class Engine:
             error.host = error.host or plan.host
             outcome.error = error
             if outcome.mark not in {Mark.FAILED, Mark.UNDO_FAILED}:
-                outcome.mark = Mark.REFUSED if error.exit_code in {2, 3} else Mark.FAILED
+                outcome.mark = Mark.REFUSED if error.refusal else Mark.FAILED
         except KeyboardInterrupt:
             outcome.error = StateFailed("the run was interrupted before it began", host=plan.host)
             outcome.mark = Mark.FAILED
@@ -517,7 +517,7 @@ class Engine:
             run.outcome.unfinished = bool(run.outcome.losses) or not back
         end = "" if run.outcome.unfinished else f" && rm -f {paths.LEDGER}"
         folder, copy = f"{paths.VAR}/journal", quote([f"{paths.VAR}/journal/{self.log.run}.jsonl"])
-        script = f"mkdir -p {folder} && cat > {copy}{end} && sync -f {paths.VAR}"
+        script = f"umask 077 && mkdir -p {folder} && chmod 700 {folder} && cat > {copy}{end} && sync -f {paths.VAR}"
         leave = Command(script, why="leave the journal, end the ledger", stdin=self.log.content())
         self._patiently(lambda: self.connection.run(leave).check(run.plan.host))
 
@@ -559,7 +559,7 @@ class Engine:
                 return
             if time.monotonic() > end:
                 raise StateFailed(
-                    "a command of an earlier run does not end",
+                    "a command that was begun before does not end",
                     cause=busy[0].strip()[:160],
                     hint="look at it on the host; end it if it hangs, then run this again",
                 )
@@ -741,6 +741,7 @@ class Engine:
         start = time.monotonic()
         commands: Sequence[Command] = ()
         try:
+            self._patiently(self._settle)  # Ctrl-C or a deadline leaves the command that it met at work on the host
             undo = self._way_back(run, state)
             if isinstance(undo, NoUndo):
                 self.log.write("kept", state=state.name, reason=undo.reason)
@@ -757,9 +758,8 @@ class Engine:
             error = self._failure(raised)
             self._mark(run.outcome, StateOutcome(state.name, Mark.UNDO_FAILED, time.monotonic() - start, str(error)))
             run.outcome.mark = Mark.UNDO_FAILED
-            left = (
-                "\n".join(f"  {command}" for command in [*commands, *self._left(run, later)]) or "  (run the same task again)"
-            )
+            commands = [*commands, *self._left(run, later)]
+            left = "\n".join(f"  {command.by_hand()}" for command in commands) or "  (run the same task again)"
             first = run.outcome.error
             cause = f"{error}; the run had failed with: {first}"
             raise UndoFailed(

@@ -22,6 +22,11 @@ class LodgerError(Exception):
         self.host = host
         self.state = state
 
+    @property
+    def refusal(self) -> bool:
+        """Whether it was found before anything was done."""
+        return self.exit_code in {2, 3}
+
     def __str__(self) -> str:
         where = "".join(f"{part}: " for part in (self.host, self.state) if part)
         tail = f" ({self.cause})" if self.cause else ""

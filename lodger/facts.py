@@ -660,6 +660,10 @@ def _deployed(text: str) -> Deployed:
     )
 
 
+# Neither the keys, for what is read stands in journals, nor what is no record: a driver's packages take hundreds of MB.
+_OTHER = ("driver", "fetch", "journal", "lock*", "share", "unfinished.json*")
+_UNREAD = ("/etc/lodger/keys", *(f"/var/lib/lodger/{name}" for name in _OTHER))
+
 DEPLOYED = Fact(
     "deployed",
     """echo "current=$(readlink /opt/lodger/current)"
@@ -670,8 +674,9 @@ echo @files
 """
     + files_snippet(
         "/opt/lodger/releases /etc/lodger /etc/systemd/system /var/lib/lodger -maxdepth 3 "
-        r"\( -path '/etc/systemd/system/*' ! -path '/etc/systemd/system/lodger-*' -o -path '/var/lib/lodger/journal' "
-        r"-o -path '/var/lib/lodger/unfinished.json*' -o -path '/var/lib/lodger/lock*' \) -prune -o"
+        r"\( -path '/etc/systemd/system/*' ! -path '/etc/systemd/system/lodger-*' "
+        + " ".join(f"-o -path '{path}'" for path in _UNREAD)
+        + r" \) -prune -o -size -1024k"
     ),
     _deployed,
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -51,6 +52,23 @@ def test_a_file_edited_on_the_host_shows_in_the_plan_and_is_mended(deployed: Twi
     assert declared(deployed, "lodger-worker-a") == config, "what runs is right and was not restarted"
     assert deployed.exec("grep -c 131072 /opt/lodger/services/worker-a/compose.yml").stdout.strip() == "1"
     assert "hello" not in deployed.exec("cat /etc/systemd/system/lodger-worker-a.service").stdout
+
+
+def test_what_is_kept_on_a_host_but_is_no_record_is_neither_read_nor_in_the_way(deployed: Twin, site: Site) -> None:
+    header = "Authorization: Bearer bunny-in-the-hat"
+    deployed.exec("mkdir -p /var/lib/lodger/driver/new && fallocate -l 40M /var/lib/lodger/driver/new/libnvidia.deb")
+    deployed.exec(f"mkdir -p -m 700 /etc/lodger/keys && echo '{header}' | install -m 600 /dev/stdin /etc/lodger/keys/qwen38")
+    deployed.exec("systemd-run --unit=lodger-fetch-next sleep 300")  # the weights of the next model are on their way
+    deployed.exec("echo '# hello' >> /opt/lodger/services/worker-a/compose.yml")
+
+    done = site.well("deploy", "--host", "node1", "--json").one
+
+    assert done["changed"] == ["release_staged"]
+    events = (site.journal / done["journal"] / "events.jsonl").read_bytes()
+    told = [header.encode()[start:] for start in range(3)]
+    assert not any(base64.b64encode(part)[4:24] in events for part in told), "a key in base64 is a key"
+    assert deployed.exec("find /var/lib/lodger/journal -perm /o+rx").stdout == "", "what is read of a host is root's to see"
+    deployed.exec("systemctl stop lodger-fetch-next; rm -r /var/lib/lodger/driver /etc/lodger/keys")
 
 
 def test_a_plan_changes_nothing_and_takes_no_lock(deployed: Twin, site: Site) -> None:

@@ -12,9 +12,10 @@ import pytest
 
 from lab import judge
 from lab.lab import Lab
+from lab.run import wait_until
 from lab.twin import Twin
 from lodger import journal
-from tests.lab.site import REPLACED, Ran, Site, declared, foreign_changes, given_back, serves
+from tests.lab.site import REPLACED, Ran, Site, declared, foreign_changes, given_back, loaded_driver, serves
 
 Fresh = Callable[[str], Twin]
 
@@ -73,6 +74,34 @@ def test_a_killed_deploy_is_finished_by_the_next_one(moment: str, fresh: Fresh, 
     assert any(event["event"] == "lock" and event["verdict"] == "orphan" for event in events)
     if moment in BEGUN:
         assert "did not finish" in again.err, "the ledger was read"
+
+
+def test_a_step_that_outlives_the_ctrl_c_is_waited_for_before_it_is_undone(lab: Lab, site: Site) -> None:
+    lab.reset(["node1"], driver="545.23.06")
+    twin = lab.twin("node1")
+    before = judge.snapshot(twin)
+    process = site.start("runbook", "driver-upgrade", "--host", "node1")
+    heard = until(process, "... driver_installed")
+    installing = "systemctl is-active lodger-step-driver-install"
+    wait_until(lambda: twin.exec(installing, check=False).stdout == "active\n", "the installation", timeout=60)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=240)
+
+    assert process.returncode == 1, f"{out}\n{heard}{err}"
+    assert "the host is as it was before" in out
+    assert "still at work" in err, "the installation was waited for"
+    assert loaded_driver(twin) == "545.23.06"
+    assert twin.exec("dpkg --audit; dpkg -l | grep -- -580", check=False).stdout == "", (
+        "nothing of the new driver landed beneath"
+    )
+    paused = {("program", "aigc-creator"), ("container", "qwen38-fp8-sglang"), ("unit", "nvidia-persistenced.service")}
+    apart = judge.difference(
+        before,
+        judge.snapshot(twin),
+        expected=lambda kind, _: kind in {"gpu", "port"},
+        restarted=lambda kind, name: (kind, name) in paused,
+    )
+    assert apart == []
 
 
 def test_after_a_killed_first_deploy_a_rollback_gives_the_host_back(fresh: Fresh, site: Site) -> None:

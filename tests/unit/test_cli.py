@@ -80,6 +80,14 @@ def test_json_answers_bad_usage_too() -> None:
     assert said["error"]["hint"].startswith("there is: node1")
 
 
+def test_json_has_an_object_for_each_host_even_when_none_was_asked() -> None:
+    done = ops("smoke", "--host", "node1,node9", "--json")
+    said = json.loads(done.stdout)
+    assert [one["host"] for one in said] == ["node1", "node9"]
+    keys = {"host", "task", "outcome", "changed", "states", "round_trips", "seconds", "journal", "error"}
+    assert all(one.keys() == keys for one in said)
+
+
 def test_a_traceback_only_with_debug() -> None:
     done = ops("deploy", "--debug", "--host", "node9")
     assert done.returncode != 0

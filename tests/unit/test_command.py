@@ -62,6 +62,14 @@ def test_sudo_and_the_length_of_the_input_are_shown_and_the_input_is_not() -> No
     assert "0123456789" not in repr(run("tee", stdin=b"0123456789"))
 
 
+@settings(max_examples=60, deadline=None)
+@given(st.binary() | st.text().map(str.encode))
+@example(b"it's\n$HOME `id` %s \\n")
+@example(b"\0\xff")
+def test_what_is_left_to_be_run_by_hand_brings_its_input_along(content: bytes) -> None:
+    assert sh(run("cat", sudo=False, stdin=content).by_hand()).stdout == content
+
+
 def test_a_secret_is_revealed_only_when_asked() -> None:
     assert Secret(VALUE).reveal() == VALUE
     assert run("cat", stdin=Secret(VALUE)).input_bytes() == VALUE.encode()
@@ -80,6 +88,7 @@ def test_a_secret_is_revealed_only_when_asked() -> None:
         lambda secret: str([secret, {"key": secret}, (secret,)]),
         lambda secret: repr(run("cat", stdin=secret)),
         lambda secret: str(run("cat", stdin=secret)),
+        lambda secret: run("cat", stdin=secret).by_hand(),
         lambda secret: repr(Result(run("cat", stdin=secret), 0, "", "", 0.1)),
         lambda secret: repr(dataclasses.make_dataclass("Holder", ["secret"])(secret)),
         lambda secret: logging.LogRecord("x", 20, "f", 1, "it is %s", (secret,), None).getMessage(),
