@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from lab import judge
+from lab.driver import faults
 from lab.lab import Lab
 from lab.run import wait_until
 from lab.twin import Twin
@@ -80,10 +81,12 @@ def test_a_step_that_outlives_the_ctrl_c_is_waited_for_before_it_is_undone(lab: 
     lab.reset(["node1"], driver="545.23.06")
     twin = lab.twin("node1")
     before = judge.snapshot(twin)
+    faults.switch_on(twin, "slow-postinst", 4)
     process = site.start("runbook", "driver-upgrade", "--host", "node1")
-    heard = until(process, "... driver_installed")
-    installing = "systemctl is-active lodger-step-driver-install"
-    wait_until(lambda: twin.exec(installing, check=False).stdout == "active\n", "the installation", timeout=60)
+    heard = until(process, "satisfied    gpus_released")
+    installing = "systemctl list-units --plain --no-legend lodger-step-driver-install.service"
+    wait_until(lambda: bool(twin.exec(installing).stdout), "the installation", timeout=60, pause=0.5)
+    faults.switch_off(twin)
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=240)
 
