@@ -314,6 +314,15 @@ def test_bits_of_a_weight(scheme: dict[str, Any], bits: int) -> None:
     assert describe("m", config, {"total_size": 1}).bits == bits
 
 
+@pytest.mark.parametrize("scheme", [{"ignore": ["re:("]}, {"dynamic": {"-:(": {}}}, {"extra_config": {"m": 16}}])
+def test_a_scheme_that_cannot_be_understood_is_a_mistake_of_the_file(scheme: dict[str, Any], tmp_path: Path) -> None:
+    (tmp_path / "m").mkdir()
+    config = DENSE | {"quantization_config": {"quant_method": "gptq", **scheme}}
+    (tmp_path / "m" / "config.json").write_text(json.dumps(config))
+    with pytest.raises(InventoryError, match="does not describe a model"):
+        read(tmp_path, "m", 1)
+
+
 def test_a_folder_that_cannot_be_understood_is_named(tmp_path: Path) -> None:
     (tmp_path / "m").mkdir()
     assert read(tmp_path, "m") is None
