@@ -17,8 +17,7 @@ from lodger.capacity.sizing import SLOTS, largest_fraction, option
 from lodger.lint.images import engine_version
 from lodger.lint.rule import Hit, Place, Served, Severity, View, rule
 
-_GRAPH_TOKENS = 2048  # the engine's own chunk and largest prefill graph on cards below 35 GB
-_SMALL_CARD_MIB = 35 * 1024
+_LATENT_GRAPH = 2048  # tokens of the largest prefill graph of a model with latent attention; elsewhere it follows the chunk
 _SECRETS = ("--api-key", "--admin-api-key", "--ssl-keyfile-password")
 # Family (model_type in config.json) -> its parsers in SGLang. Without them thinking and tool calls stay in the text.
 _PARSERS = {
@@ -219,33 +218,44 @@ def tool_parser_missing(view: View) -> Iterator[Hit]:
     yield from _parser(view, "tool_call_parser", 1, "its calls would stand as text in `content` and `tool_calls` be null")
 
 
+_LATENT = "config: {text_config: {kv_lora_rank: 512, qk_rope_head_dim: 64}}\n"
+_LARGE_CHUNK = "pools: {p: {chunked_prefill_size: 4096, mem_fraction_static: 0.78, max_running_requests: 3}}"
+
+
 @rule(
     "L028",
     Severity.WARNING,
-    bad=[
-        "pools: {p: {chunked_prefill_size: 4096, mem_fraction_static: 0.78, max_running_requests: 3}}",
-        "pools: {p: {extra_args: [--cuda-graph-max-bs-prefill, '1024']}}",
-    ],
+    bad=["pools: {p: {extra_args: [--cuda-graph-max-bs-prefill, '1024']}}", _LATENT + _LARGE_CHUNK],
     good=[
-        "pools: {p: {chunked_prefill_size: 1024}}",
-        "gpus: {memory_mib: 81920, model: NVIDIA H100 PCIe}\npools: {p: {chunked_prefill_size: 8192}}",
+        _LARGE_CHUNK,
+        _LATENT,
         "pools: {p: {extra_args: [--cuda-graph-max-bs-prefill, '2048']}}",
+        "pools: {p: {extra_args: [--cuda-graph-max-bs-prefill, '1024', --disable-prefill-cuda-graph]}}",
+        "pools: {p: {extra_args: [--cuda-graph-max-bs-prefill=1024, --cuda-graph-backend-prefill=disabled]}}",
+        "pools: {p: {extra_args: [--cuda-graph-max-bs-prefill, '1024', --cuda-graph-bs-prefill, '512', '2048']}}",
     ],
 )
 def chunk_larger_than_the_graphs(view: View) -> Iterator[Hit]:
     """Prefill chunks are larger than the largest prefill graph."""
     for served in view.workers:
-        chunk = served.engine.chunked_prefill_size
-        given = option(served.engine, "--cuda-graph-max-bs-prefill")
-        small = served.host.gpus.memory_mib < _SMALL_CARD_MIB
-        limit = int(given) if given and given.isdigit() else _GRAPH_TOKENS if small else chunk
-        if chunk > limit:
+        chunk, limit = served.engine.chunked_prefill_size, _largest_graph(served)
+        if limit is not None and chunk > limit:
             yield Hit(
                 served.at("chunked_prefill_size"),
-                f"chunks of {chunk} tokens are larger than the largest prefill graph of {limit}"
-                + ("" if given else f" that a card of {served.host.gpus.memory_mib // 1024} GiB gets, and take more memory"),
-                f"chunked_prefill_size: {limit}",
+                f"chunks of {chunk} tokens are larger than the largest prefill graph of {limit}, and are computed without one",
+                f"chunked_prefill_size: {limit}, or `--cuda-graph-max-bs-prefill {chunk}`",
             )
+
+
+def _largest_graph(served: Served) -> int | None:
+    """Return the tokens of the largest prefill graph, None where it follows the chunk, is listed by hand or is not made."""
+    backend, listed, largest = (option(served.engine, f"--cuda-graph-{name}-prefill") for name in ("backend", "bs", "max-bs"))
+    off = [option(served.engine, name) is not None for name in ("--disable-prefill-cuda-graph", "--disable-cuda-graph")]
+    if any(off) or backend == "disabled" or listed is not None:
+        return None
+    if largest and largest.isdigit():
+        return int(largest)
+    return _LATENT_GRAPH if served.target and served.target.latent else None
 
 
 @rule(
