@@ -18,7 +18,7 @@ from lodger.capacity.checkpoint import describe
 from lodger.errors import InventoryError
 from lodger.inventory import Fleet
 from lodger.lint import RULES, Finding, Severity
-from lodger.lint.engines import options
+from lodger.lint.engines import _PARSERS, options
 from lodger.lint.images import projections
 from lodger.lint.rule import View
 
@@ -149,6 +149,29 @@ def test_the_rules_know_the_options_of_the_pinned_engine() -> None:
     flags = {flag for option in table for flag in option["flags"] if flag.startswith("--")}
     assert set(options()["flags"]) == flags
     assert set(options()["deprecated"]) <= flags
+
+
+def test_every_parser_that_a_rule_advises_is_one_of_the_engines() -> None:
+    for setting, index in (("reasoning-parser", 0), ("tool-call-parser", 1)):
+        advised = {word for parsers in _PARSERS.values() for word in re.findall(r"[a-z][\w-]+", parsers[index] or "")}
+        assert advised - {"or", "from", "on"} <= set(options()["choices"][f"--{setting}"])
+
+
+@pytest.mark.parametrize(
+    ("family", "reasoning", "tool"),
+    [("deepseek_v32", "deepseek-v3", "deepseekv32"), ("kimi_k25", "kimi_k2", "kimi_k2"), ("minimax_m2", "minimax-append-think", "minimax-m2"),
+     ("hy_v3", "hunyuan", "hunyuan"), ("step3p5", "step3p5", "step3p5"), ("glm_moe_dsa", "glm45", "glm47"), ("kimi_k2", None, "kimi_k2")],
+)  # fmt: skip
+def test_a_family_without_its_parsers_is_told_which(family: str, reasoning: str | None, tool: str, tmp_path: Path) -> None:
+    _, view = written(
+        tmp_path, f"config: {{model_type: {family}}}\npools: {{p: {{reasoning_parser: null, tool_call_parser: null}}}}"
+    )
+    told = {number: [hit.instead for hit in RULES[number].find(view)] for number in ("L026", "L027", "L038")}
+    assert told == {
+        "L026": [f"reasoning_parser: {reasoning}"] * bool(reasoning),
+        "L027": [f"tool_call_parser: {tool}"],
+        "L038": [],
+    }
 
 
 # ---------------------------------------------------------------- the sites' own inventory, and the pitfalls
