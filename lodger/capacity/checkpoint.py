@@ -1,7 +1,8 @@
 """What a model's own files say about its size and shape: ``config.json`` and the index of its weights.
 
 They are kept below the inventory's ``models/<name>/`` so that everything can be worked out with no weights at hand. The
-index is ``tensors.json`` (names, shapes, types, total size) or the published ``model.safetensors.index.json`` (total size).
+index is the published ``model.safetensors.index.json`` (total size), ``tensors.json`` (names, shapes, types, total size), or
+both, of which the published one decides.
 """
 
 from __future__ import annotations
@@ -96,20 +97,24 @@ def read(models: Path, name: str, size_bytes: int | None = None) -> Checkpoint |
     if not path.is_file():
         return None
     config = _load(path)
-    index = next((file for file in (path.with_name("tensors.json"), _published(path)) if file.is_file()), None)
-    description = _load(index) if index else {}
+    shapes, published = (
+        _load(file) if file.is_file() else {} for file in map(path.with_name, ("tensors.json", "model.safetensors.index.json"))
+    )
+    index = {"tensors": shapes.get("tensors", ()), **published} if published else shapes
+    if not index and not size_bytes:
+        raise InventoryError(
+            f"nothing says how large the weights of {name} are",
+            cause=f"there is no index beside {path}",
+            hint="say their `size_bytes:` in fleet.yml, or run ./ops fetch, which keeps an index",
+        )
     try:
-        return describe(name, config, description, size_bytes)
+        return describe(name, config, index, size_bytes)
     except (KeyError, TypeError, ValueError, AttributeError, ZeroDivisionError, re.error) as error:
         raise InventoryError(
             f"{path} does not describe a model that is understood",
             cause=f"{type(error).__name__}: {error}",
             hint="fetch it again with the weights; dense, GQA, MLA, Gated DeltaNet and Mamba 2 models are understood",
         ) from error
-
-
-def _published(path: Path) -> Path:
-    return path.with_name("model.safetensors.index.json")
 
 
 def _load(path: Path) -> dict[str, Any]:
@@ -132,7 +137,7 @@ def describe(name: str, config: Mapping[str, Any], index: Mapping[str, Any], siz
     scheme = config.get("quantization_config") or text.get("quantization_config") or {}
     total = index.get("total_size") or (index.get("metadata") or {}).get("total_size") or size_bytes
     if not total:
-        raise ValueError("neither an index nor size_bytes says how large the weights are")
+        raise ValueError("the index does not say how large the weights are, and there is no size_bytes")
     head_layers = int(text.get("mtp_num_hidden_layers") or text.get("num_nextn_predict_layers") or 0)
     return Checkpoint(
         name=name,

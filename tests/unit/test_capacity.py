@@ -326,12 +326,31 @@ def test_a_scheme_that_cannot_be_understood_is_a_mistake_of_the_file(scheme: dic
 def test_a_folder_that_cannot_be_understood_is_named(tmp_path: Path) -> None:
     (tmp_path / "m").mkdir()
     assert read(tmp_path, "m") is None
-    for text in ("{", "[]", "{}", json.dumps(DENSE), json.dumps(DENSE | {"layer_types": ["mamba"] * 32})):
+    for text in ("{", "[]", "{}", json.dumps(DENSE | {"layer_types": ["mamba"] * 32})):
         (tmp_path / "m" / "config.json").write_text(text)
         with pytest.raises(InventoryError, match=re.escape(str(tmp_path / "m" / "config.json"))):
-            read(tmp_path, "m", None if text == json.dumps(DENSE) else 1)
+            read(tmp_path, "m", 1)
     (tmp_path / "m" / "config.json").write_text(json.dumps(DENSE))
+    with pytest.raises(InventoryError, match="how large the weights of m are") as caught:
+        read(tmp_path, "m")
+    assert "size_bytes" in caught.value.hint
     assert read(tmp_path, "m", 14_000_000_000) is not None, "the size of the repository stands in for an index"
+
+
+def test_a_published_index_goes_before_a_reconstructed_one(tmp_path: Path) -> None:
+    folder = tmp_path / "m"
+    folder.mkdir()
+    shapes = [{"name": "mtp.layer.weight", "shape": [1000, 1000], "dtype": "BF16"}]
+    config = DENSE | {"num_nextn_predict_layers": 1, "vocab_size": 10}
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "tensors.json").write_text(json.dumps({"_source": "figures", "total_size": 1000, "tensors": shapes}))
+    first = read(tmp_path, "m")
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {"total_size": 2000}, "weight_map": {}}))
+    second = read(tmp_path, "m")
+    assert first is not None
+    assert second is not None
+    assert [(one.weight_bytes, one.reconstructed) for one in (first, second)] == [(1000, True), (2000, False)]
+    assert first.head_bytes == second.head_bytes == 2_000_000 + 2 * 10 * 4096 * 2, "the shapes still serve"
 
 
 # ---------------------------------------------------------------- learning from a running engine
