@@ -24,6 +24,7 @@ from lodger.nvidia import cuda_of_driver, version_key
 from lodger.operate import ENGINE_IMAGE_ROOM
 from lodger.states.driver import is_daemon
 from lodger.states.host import HostFit
+from lodger.states.image import WeightsPresent
 
 
 def _error(what: str, measured: str, todo: str) -> Finding:
@@ -95,12 +96,12 @@ def _pinned(fleet: Fleet, host: Host) -> Fact[dict[str, bool]]:
     return facts.images_fact([image.reference for image in _images(fleet, host).values() if image.digest])
 
 
-def _weights(fleet: Fleet, host: Host) -> dict[str, tuple[Fact[facts.Folder], int | None]]:
-    """Return each model of the host's workers with the fact of its folder and its bytes in all, where they are known."""
+def _weights(fleet: Fleet, host: Host) -> dict[str, WeightsPresent]:
+    """Return what a deploy will ask of each model of the host's workers, by the model's name."""
     pools = [fleet.pools[worker.pool] for worker in host.workers.values()]
     models = [name for pool in pools for name in (pool.model, pool.draft.model if pool.draft else None) if name]
     return {
-        name: (facts.folder_fact(f"{host.models_dir}/{fleet.models[name].directory}"), fleet.models[name].size_bytes)
+        name: WeightsPresent(name, f"{host.models_dir}/{fleet.models[name].directory}", fleet.models[name].size_bytes)
         for name in dict.fromkeys(models)
     }
 
@@ -122,7 +123,7 @@ def questions(fleet: Fleet, host: Host) -> tuple[Fact[Any], ...]:
         *(health.CLOCK, facts.MACHINE, facts.UNITS, facts.PROGRAMS, facts.PORTS, facts.PROCESSES),
         *(health.TIME_SERVICE, health.CGROUP, health.ON_DISK, packages.KERNEL, health.NETWORK_MOUNTS, health.DOCKER_ROOM),
         *(*_fit(host).facts, facts.disk_fact(host.models_dir), _pinned(fleet, host)),
-        *(folder for folder, _ in _weights(fleet, host).values()),
+        *(state.fact for state in _weights(fleet, host).values()),
     )
     return tuple(bounded(fact, _PATIENCE if fact in _SLOW else 10.0) for fact in dict.fromkeys((*plain, *_SLOW)))
 
@@ -508,16 +509,16 @@ def room(at: Patient) -> Iterator[Finding]:
         else:
             yield _note("an image is not on the host yet", f"{image.reference}, {_gib(free)} are free", "a deploy pulls it")
     missing = 0
-    for name, (fact, size) in _weights(at.fleet, at.host).items():
-        folder = read[fact]
-        where = fact.name.removeprefix("folder ")
-        lacking = max(0, (size or 0) - folder.size)
-        if folder.config and not lacking:
+    for name, state in _weights(at.fleet, at.host).items():
+        folder, size = read[state.fact], at.fleet.models[name].size_bytes
+        where = state.fact.name.removeprefix("folder ")
+        if not (what := state.missing(read)):
             yield _ok("weights are on the host", f"{name}: {_gib(folder.size)} in {where}")
             continue
-        missing += lacking
+        missing += max(0, (size or 0) - folder.size)
         measured = f"{name}: {_gib(folder.size)} of {_gib(size) if size else 'an unknown size'} in {where}"
-        yield _warning("weights are not there in full", measured, f"./ops fetch --host {at.host.name}, or correct `models_dir`")
+        todo = f"./ops fetch --host {at.host.name}, or correct `models_dir`"
+        yield _error(what, measured, todo) if folder.mixed else _warning(what, measured, todo)
     disk = read[facts.disk_fact(at.host.models_dir)]
     if missing > disk.free:
         measured = f"{_gib(missing)} are missing, {_gib(disk.free)} are free below {at.host.models_dir}"

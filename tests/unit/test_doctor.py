@@ -75,7 +75,9 @@ def patient(fleet: Fleet, host: Host, changes: Mapping[Fact[Any], Any] = {}, **m
     """Return a host that is well but for ``changes``."""
     fit = [fact for fact in doctor.questions(fleet, host) if fact.name.startswith("disk ")]
     own: dict[Fact[Any], Any] = dict.fromkeys(fit, Disk(2**40, writable=True))
-    own |= {fact: Folder(True, size or 1) for fact, size in doctor._weights(fleet, host).values()}
+    own |= {
+        state.fact: Folder(True, fleet.models[name].size_bytes or 1) for name, state in doctor._weights(fleet, host).items()
+    }
     own[doctor._pinned(fleet, host)] = {image.reference: True for image in doctor._images(fleet, host).values() if image.digest}
     asked = doctor.questions(fleet, host)
     values = {fact: value for fact, value in {**WELL, **own, **changes}.items() if fact in asked}
@@ -328,11 +330,28 @@ def test_room_is_asked_for_what_is_still_missing(fleet: Fleet, host: Host) -> No
     absent = {doctor._pinned(fleet, host): {sglang: False}}
     only(patient(fleet, host, absent), "room", NOTE, "not on the host yet")
     only(patient(fleet, host, {**absent, health.DOCKER_ROOM: 2**30}), "room", ERROR, "no room for an image", "1.0 GiB are free")
-    (folder, _), *_ = doctor._weights(fleet, host).values()
+    folder = next(iter(doctor._weights(fleet, host).values())).fact
     half: dict[Fact[Any], Any] = {folder: Folder(True, 2**30)}
     only(patient(fleet, host, half), "room", WARNING, "1.0 GiB of 28.8 GiB")
     little = {**half, facts.disk_fact(host.models_dir): Disk(2**30, writable=True)}
     assert [one.severity for one in said(patient(fleet, host, little), "room")] == [ERROR, WARNING]
+
+
+@pytest.mark.parametrize(
+    ("folder", "severity", "word"),
+    [
+        (Folder(True, 2**40, mixed=True), ERROR, "of two revisions"),
+        (Folder(True, 2**40, lost=2), WARNING, "2 fetched files are missing"),
+        (Folder(False, 2**40, lost=1), WARNING, "no config.json"),
+    ],
+)
+def test_weights_are_well_only_where_a_deploy_would_take_them(
+    fleet: Fleet, host: Host, folder: Folder, severity: Severity, word: str
+) -> None:
+    """The draft's size is not declared: what there is of it says nothing."""
+    draft = doctor._weights(fleet, host)["qwen3.8-27b-dflash2"]
+    found = only(patient(fleet, host, {draft.fact: folder}), "room", severity, word, "./ops fetch")
+    assert "qwen3.8-27b-dflash2" in found.what
 
 
 def test_ports_of_a_router_count_too(fleet: Fleet) -> None:
