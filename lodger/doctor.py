@@ -420,10 +420,9 @@ def log(at: Patient) -> Iterator[Finding]:
     buses: dict[str, int] = {}
     with contextlib.suppress(Unreadable):
         buses = {link.bus: gpu for gpu, link in at.read[health.LINKS].items()}
-    last = {(xid.bus, xid.number): xid.text for xid in said.xids}
-    for (bus, number), count in Counter((xid.bus, xid.number) for xid in said.xids).items():
-        where = f"GPU {buses[bus]}" if bus in buses else "a GPU that nvidia-smi does not show"
-        measured = f"Xid {number}, {count} times, {where} (PCI {bus}): {last[bus, number][:200]}"
+    for xid in said.xids:
+        number, where = xid.number, f"GPU {buses[xid.bus]}" if xid.bus in buses else "a GPU that nvidia-smi does not show"
+        measured = f"Xid {number}, {xid.count} times, {where} (PCI {xid.bus}): {xid.text[:200]}"
         if number in _GRAVE:
             todo = "stop what uses it and reboot; if it comes back: power, seat, then the card"
             yield _error(f"the driver reports: {_GRAVE[number]}", measured, todo)
@@ -433,10 +432,11 @@ def log(at: Patient) -> Iterator[Finding]:
             )
         else:
             yield _warning("the driver reports an error", measured, f"look Xid {number} up in NVIDIA's list")
-    for line in said.lost[-1:]:
-        yield _error("the driver reports: the GPU fell off the bus", line[-300:], "reboot; if it comes back: power, seat, card")
-    if said.memory:
-        measured = f"{len(said.memory)} lines, the last: {said.memory[-1][-300:]}"
+    for one in said.lost:
+        todo = "reboot; if it comes back: power, seat, card"
+        yield _error("the driver reports: the GPU fell off the bus", one.last[-300:], todo)
+    for one in said.memory:
+        measured = f"{one.count} lines, the last: {one.last[-300:]}"
         yield _warning(
             "the machine's own memory or processor reports errors", measured, "a memory module may be dying: run a test"
         )

@@ -20,7 +20,7 @@ from lodger.doctor import CHECKS, Patient, Probe
 from lodger.errors import Refused
 from lodger.facts import Disk, Docker, Fact, Folder, Machine
 from lodger.findings import Examined, Finding, Severity, document
-from lodger.health import DriverOnDisk, KernelLog, Link, MemoryErrors, Mount, TimeService, Topology, Xid
+from lodger.health import DriverOnDisk, KernelLog, Link, MemoryErrors, Mount, Repeated, TimeService, Topology, Xid
 from lodger.inventory import Fleet, Host
 from lodger.packages import Dpkg, Kernel, Package
 from tests.unit.readings import base, container, driver, in_container, on_gpus, port, process, program, readings
@@ -199,10 +199,10 @@ BROKEN: list[tuple[str, dict[Fact[Any], Any], str, Severity, tuple[str, ...]]] =
     ("mended memory", {health.MEMORY_ERRORS: {0: MemoryErrors(7, 0)}}, "ecc", NOTE, ("GPU 0: 7",)),
     (
         "a GPU off the bus",
-        {health.KERNEL_LOG: KernelLog("dmesg", (Xid("03:00", 79, "GPU has fallen off the bus."),) * 2, (), ())},
+        {health.KERNEL_LOG: KernelLog("dmesg", (Xid("03:00", 79, "GPU has fallen off the bus.", 3),), (), ())},
         "log",
         ERROR,
-        ("fell off the bus", "Xid 79, 2 times, GPU 2 (PCI 03:00)"),
+        ("fell off the bus", "Xid 79, 3 times, GPU 2 (PCI 03:00)"),
     ),
     (
         "an unknown GPU's trouble",
@@ -213,8 +213,8 @@ BROKEN: list[tuple[str, dict[Fact[Any], Any], str, Severity, tuple[str, ...]]] =
     ),
     ("a program's mistake", {health.KERNEL_LOG: KernelLog("journal", (Xid("01:00", 31, ""),), (), ())}, "log", NOTE, ("Xid 31",)),
     ("an error of no list", {health.KERNEL_LOG: KernelLog("journal", (Xid("01:00", 32, ""),), (), ())}, "log", WARNING, ("Xid 32",)),
-    ("a loss without number", {health.KERNEL_LOG: KernelLog("dmesg", (), ("NVRM: fallen off the bus",), ())}, "log", ERROR, ("reboot",)),
-    ("the machine's memory", {health.KERNEL_LOG: KernelLog("dmesg", (), (), ("EDAC MC0: 1 CE",))}, "log", WARNING, ("EDAC MC0",)),
+    ("a loss without number", {health.KERNEL_LOG: KernelLog("dmesg", (), (Repeated("NVRM: fallen off the bus"),), ())}, "log", ERROR, ("reboot",)),
+    ("the machine's memory", {health.KERNEL_LOG: KernelLog("dmesg", (), (), (Repeated("EDAC MC0: 1 CE", 7),))}, "log", WARNING, ("7 lines", "EDAC MC0")),
     ("no log", {health.KERNEL_LOG: KernelLog("", (), (), ())}, "log", WARNING, ("cannot be read",)),
     ("no toolkit", {facts.DOCKER: replace(WELL[facts.DOCKER], gpu_hook=False)}, "tools", ERROR, ("GPUs to containers", "toolkit")),
     ("no curl", {facts.CURL: False}, "tools", ERROR, ("curl",)),
