@@ -363,6 +363,14 @@ def test_ports_of_a_router_count_too(fleet: Fleet) -> None:
     ]
 
 
+def test_only_dockers_own_listener_stands_for_a_container(fleet: Fleet, host: Host) -> None:
+    """A container that publishes the same port at another address does not answer for whoever has it here."""
+    beside = base(containers=[NEIGHBOUR], ports=[port(30000, 5, "nginx")])
+    only(patient(fleet, host, beside), "ports", ERROR, "worker a is taken", "nginx")
+    unknown = base(containers=[replace(NEIGHBOUR, status="exited")], ports=[port(30000, 8, "docker-proxy")])
+    only(patient(fleet, host, unknown), "ports", ERROR, "worker a is taken", "docker-proxy")
+
+
 def test_image_without_digest_is_a_note(fleet: Fleet, host: Host) -> None:
     images = {**fleet.images, "sglang": fleet.images["sglang"].model_copy(update={"digest": None})}
     unpinned = fleet.model_copy(update={"images": images})
