@@ -487,6 +487,17 @@ def test_solving_for_one_keeps_the_other(fleet: Fleet) -> None:
     exact, short = advice.solve(about, "concurrency")
     assert exact.tokens >= about.engine.context_length
     assert about.predict().running < exact.running < short.running
+    assert all(("less room" in one.price) is ("mem_fraction_static" in one.change) for one in (exact, short))
+    assert "less room" in exact.price
+
+
+def test_a_goal_that_nothing_reaches_is_said(fleet: Fleet) -> None:
+    about = subject(fleet)
+    about = dataclasses.replace(about, engine=about.engine.model_copy(update={"context_length": 10_000_000}))
+    assert advice.solve(about, "concurrency") == []
+    console = Console(width=120, record=True, file=io.StringIO())
+    draw.show(console, "node1 a", about, about.predict(), [])
+    assert "no other settings give more" in console.export_text()
 
 
 # ---------------------------------------------------------------- shown
