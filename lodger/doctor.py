@@ -20,6 +20,7 @@ from lodger.findings import Finding, Severity
 from lodger.footprint import Owner, names, owners
 from lodger.health import bounded
 from lodger.inventory import Fleet, Host, Image
+from lodger.lint.images import cuda_of
 from lodger.nvidia import cuda_of_driver, version_key
 from lodger.operate import ENGINE_IMAGE_ROOM
 from lodger.states.driver import is_daemon
@@ -98,11 +99,9 @@ def _pinned(fleet: Fleet, host: Host) -> Fact[dict[str, bool]]:
 
 def _weights(fleet: Fleet, host: Host) -> dict[str, WeightsPresent]:
     """Return what a deploy will ask of each model of the host's workers, by the model's name."""
-    pools = [fleet.pools[worker.pool] for worker in host.workers.values()]
-    models = [name for pool in pools for name in (pool.model, pool.draft.model if pool.draft else None) if name]
     return {
         name: WeightsPresent(name, f"{host.models_dir}/{fleet.models[name].directory}", fleet.models[name].size_bytes)
-        for name in dict.fromkeys(models)
+        for name in fleet.models_of(host)
     }
 
 
@@ -170,8 +169,9 @@ def driver(at: Patient) -> Iterator[Finding]:
         yield _error("the driver is not the declared one", measured, f"{upgrade}, or correct `driver:`")
     newest, well = cuda_of_driver(found.loaded) if found.loaded else "", found.loaded == host.driver
     for image in _images(at.fleet, host).values():
-        if image.cuda and newest and version_key(newest) < version_key(image.cuda):
-            measured = f"driver {found.loaded} runs CUDA up to {newest}, image {image.name} is built on {image.cuda}"
+        needs = cuda_of(image)
+        if needs and newest and version_key(newest) < version_key(needs):
+            measured = f"driver {found.loaded} runs CUDA up to {newest}, image {image.name} is built on {needs}"
             well = False
             todo = "upgrade the driver, or pin an image with an older CUDA"
             yield _error("the image's CUDA is too new for the driver", measured, todo)

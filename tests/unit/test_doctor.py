@@ -274,6 +274,18 @@ def test_declared_driver_and_image_that_do_not_fit_what_is_loaded(fleet: Fleet, 
     )
 
 
+def test_an_image_whose_tag_alone_says_its_cuda_is_judged_too(fleet: Fleet, host: Host) -> None:
+    images = {**fleet.images, "sglang": fleet.images["sglang"].model_copy(update={"tag": "v0.5.20", "cuda": None})}
+    old = host.model_copy(update={"driver": "575.51.03"})
+    read: dict[Fact[Any], Any] = {
+        facts.DRIVER: driver(1, 1, 1, 1, loaded="575.51.03"),
+        health.ON_DISK: replace(WELL[health.ON_DISK], module="575.51.03"),
+    }
+    found = said(patient(fleet.model_copy(update={"images": images}), old, read), "driver")
+    assert [one.what for one in found] == ["the image's CUDA is too new for the driver"]
+    assert "built on 13.0" in found[0].measured
+
+
 @pytest.mark.parametrize(
     ("table", "off", "severity", "word"),
     [
@@ -361,6 +373,17 @@ def test_ports_of_a_router_count_too(fleet: Fleet) -> None:
         "the port of the router is taken",
         "the port of the router's metrics is taken",
     ]
+
+
+def test_weights_are_those_that_the_workers_load(fleet: Fleet) -> None:
+    """A worker may have no draft, or one of its own."""
+    host = fleet.hosts["node2"]
+    other = host.workers["b"].model_copy(update={"engine": {"draft": {"model": "other"}}})
+    without = host.workers["a"].model_copy(update={"engine": {"draft": None}})
+    known = fleet.model_copy(update={"models": {**fleet.models, "other": fleet.models["qwen3.8-27b-dflash2"]}})
+    assert list(doctor._weights(known, host.model_copy(update={"workers": {"a": without}}))) == ["qwen3.8-27b-fp8"]
+    both = host.model_copy(update={"workers": {"a": host.workers["a"], "b": other}})
+    assert list(doctor._weights(known, both)) == ["qwen3.8-27b-fp8", "qwen3.8-27b-dflash2", "other"]
 
 
 def test_only_dockers_own_listener_stands_for_a_container(fleet: Fleet, host: Host) -> None:
