@@ -20,10 +20,12 @@ from lodger.findings import Finding, Severity
 from lodger.footprint import Owner, names, owners
 from lodger.health import bounded
 from lodger.inventory import Fleet, Host, Image
+from lodger.lint.images import cuda_of
 from lodger.nvidia import cuda_of_driver, version_key
 from lodger.operate import ENGINE_IMAGE_ROOM
 from lodger.states.driver import is_daemon
 from lodger.states.host import HostFit
+from lodger.states.image import WeightsPresent
 
 
 def _error(what: str, measured: str, todo: str) -> Finding:
@@ -95,13 +97,11 @@ def _pinned(fleet: Fleet, host: Host) -> Fact[dict[str, bool]]:
     return facts.images_fact([image.reference for image in _images(fleet, host).values() if image.digest])
 
 
-def _weights(fleet: Fleet, host: Host) -> dict[str, tuple[Fact[facts.Folder], int | None]]:
-    """Return each model of the host's workers with the fact of its folder and its bytes in all, where they are known."""
-    pools = [fleet.pools[worker.pool] for worker in host.workers.values()]
-    models = [name for pool in pools for name in (pool.model, pool.draft.model if pool.draft else None) if name]
+def _weights(fleet: Fleet, host: Host) -> dict[str, WeightsPresent]:
+    """Return what a deploy will ask of each model of the host's workers, by the model's name."""
     return {
-        name: (facts.folder_fact(f"{host.models_dir}/{fleet.models[name].directory}"), fleet.models[name].size_bytes)
-        for name in dict.fromkeys(models)
+        name: WeightsPresent(name, f"{host.models_dir}/{fleet.models[name].directory}", fleet.models[name].size_bytes)
+        for name in fleet.models_of(host)
     }
 
 
@@ -122,7 +122,7 @@ def questions(fleet: Fleet, host: Host) -> tuple[Fact[Any], ...]:
         *(health.CLOCK, facts.MACHINE, facts.UNITS, facts.PROGRAMS, facts.PORTS, facts.PROCESSES),
         *(health.TIME_SERVICE, health.CGROUP, health.ON_DISK, packages.KERNEL, health.NETWORK_MOUNTS, health.DOCKER_ROOM),
         *(*_fit(host).facts, facts.disk_fact(host.models_dir), _pinned(fleet, host)),
-        *(folder for folder, _ in _weights(fleet, host).values()),
+        *(state.fact for state in _weights(fleet, host).values()),
     )
     return tuple(bounded(fact, _PATIENCE if fact in _SLOW else 10.0) for fact in dict.fromkeys((*plain, *_SLOW)))
 
@@ -169,8 +169,9 @@ def driver(at: Patient) -> Iterator[Finding]:
         yield _error("the driver is not the declared one", measured, f"{upgrade}, or correct `driver:`")
     newest, well = cuda_of_driver(found.loaded) if found.loaded else "", found.loaded == host.driver
     for image in _images(at.fleet, host).values():
-        if image.cuda and newest and version_key(newest) < version_key(image.cuda):
-            measured = f"driver {found.loaded} runs CUDA up to {newest}, image {image.name} is built on {image.cuda}"
+        needs = cuda_of(image)
+        if needs and newest and version_key(newest) < version_key(needs):
+            measured = f"driver {found.loaded} runs CUDA up to {newest}, image {image.name} is built on {needs}"
             well = False
             todo = "upgrade the driver, or pin an image with an older CUDA"
             yield _error("the image's CUDA is too new for the driver", measured, todo)
@@ -419,10 +420,9 @@ def log(at: Patient) -> Iterator[Finding]:
     buses: dict[str, int] = {}
     with contextlib.suppress(Unreadable):
         buses = {link.bus: gpu for gpu, link in at.read[health.LINKS].items()}
-    last = {(xid.bus, xid.number): xid.text for xid in said.xids}
-    for (bus, number), count in Counter((xid.bus, xid.number) for xid in said.xids).items():
-        where = f"GPU {buses[bus]}" if bus in buses else "a GPU that nvidia-smi does not show"
-        measured = f"Xid {number}, {count} times, {where} (PCI {bus}): {last[bus, number][:200]}"
+    for xid in said.xids:
+        number, where = xid.number, f"GPU {buses[xid.bus]}" if xid.bus in buses else "a GPU that nvidia-smi does not show"
+        measured = f"Xid {number}, {xid.count} times, {where} (PCI {xid.bus}): {xid.text[:200]}"
         if number in _GRAVE:
             todo = "stop what uses it and reboot; if it comes back: power, seat, then the card"
             yield _error(f"the driver reports: {_GRAVE[number]}", measured, todo)
@@ -432,10 +432,11 @@ def log(at: Patient) -> Iterator[Finding]:
             )
         else:
             yield _warning("the driver reports an error", measured, f"look Xid {number} up in NVIDIA's list")
-    for line in said.lost[-1:]:
-        yield _error("the driver reports: the GPU fell off the bus", line[-300:], "reboot; if it comes back: power, seat, card")
-    if said.memory:
-        measured = f"{len(said.memory)} lines, the last: {said.memory[-1][-300:]}"
+    for one in said.lost:
+        todo = "reboot; if it comes back: power, seat, card"
+        yield _error("the driver reports: the GPU fell off the bus", one.last[-300:], todo)
+    for one in said.memory:
+        measured = f"{one.count} lines, the last: {one.last[-300:]}"
         yield _warning(
             "the machine's own memory or processor reports errors", measured, "a memory module may be dying: run a test"
         )
@@ -508,16 +509,16 @@ def room(at: Patient) -> Iterator[Finding]:
         else:
             yield _note("an image is not on the host yet", f"{image.reference}, {_gib(free)} are free", "a deploy pulls it")
     missing = 0
-    for name, (fact, size) in _weights(at.fleet, at.host).items():
-        folder = read[fact]
-        where = fact.name.removeprefix("folder ")
-        lacking = max(0, (size or 0) - folder.size)
-        if folder.config and not lacking:
+    for name, state in _weights(at.fleet, at.host).items():
+        folder, size = read[state.fact], at.fleet.models[name].size_bytes
+        where = state.fact.name.removeprefix("folder ")
+        if not (what := state.missing(read)):
             yield _ok("weights are on the host", f"{name}: {_gib(folder.size)} in {where}")
             continue
-        missing += lacking
+        missing += max(0, (size or 0) - folder.size)
         measured = f"{name}: {_gib(folder.size)} of {_gib(size) if size else 'an unknown size'} in {where}"
-        yield _warning("weights are not there in full", measured, f"./ops fetch --host {at.host.name}, or correct `models_dir`")
+        todo = f"./ops fetch --host {at.host.name}, or correct `models_dir`"
+        yield _error(what, measured, todo) if folder.mixed else _warning(what, measured, todo)
     disk = read[facts.disk_fact(at.host.models_dir)]
     if missing > disk.free:
         measured = f"{_gib(missing)} are missing, {_gib(disk.free)} are free below {at.host.models_dir}"

@@ -204,11 +204,23 @@ TOPOLOGY = Fact("topology", "nvidia-smi topo -m || exit\necho @peers\nnvidia-smi
 
 @dataclass(frozen=True)
 class Xid:
-    """A complaint of the NVIDIA driver: PCI bus and device of the GPU, its number in NVIDIA's list, the rest of the line."""
+    """A complaint of the NVIDIA driver: PCI bus and device of the GPU, its number in NVIDIA's list, the rest of the line.
+
+    ``count`` is how often this GPU had this number; the rest is that of the last line.
+    """
 
     bus: str
     number: int
     text: str
+    count: int = 1
+
+
+@dataclass(frozen=True)
+class Repeated:
+    """A kind of line: the last one, and how many there were."""
+
+    last: str
+    count: int = 1
 
 
 @dataclass(frozen=True)
@@ -217,22 +229,26 @@ class KernelLog:
 
     source: str
     xids: tuple[Xid, ...]
-    lost: tuple[str, ...]
-    memory: tuple[str, ...]
+    lost: tuple[Repeated, ...]
+    memory: tuple[Repeated, ...]
 
 
 def _log(text: str) -> KernelLog:
-    source, _, lines = text.partition("\n")
-    xids = re.findall(r"NVRM: Xid \(PCI:([0-9a-fA-F:.]+)[^)]*\): (\d+)(?:, *(.*))?", lines)
-    return KernelLog(
-        source.removeprefix("source="),
-        tuple(Xid(_bus(bus), int(number), rest.strip()) for bus, number, rest in xids),
-        tuple(line for line in lines.splitlines() if "fallen off the bus" in line and "Xid" not in line),
-        tuple(line for line in lines.splitlines() if re.search(r"EDAC .*\b[CU]E\b|Hardware Error|Memory failure", line)),
-    )
+    source, *lines = text.split("\n")
+    xids: list[Xid] = []
+    lost: list[Repeated] = []
+    memory: list[Repeated] = []
+    for line in filter(None, lines):
+        count, _, said = line.partition("\t")
+        if found := re.search(r"NVRM: Xid \(PCI:([0-9a-fA-F:.]+)[^)]*\): (\d+)(?:, *(.*))?", said):
+            xids.append(Xid(_bus(found[1]), int(found[2]), (found[3] or "").strip(), int(count)))
+        else:
+            (lost if "NVRM" in said else memory).append(Repeated(said, int(count)))
+    return KernelLog(source.removeprefix("source="), tuple(xids), tuple(lost), tuple(memory))
 
 
-# The journal keeps what the kernel's own buffer has forgotten; where it has no kernel lines, the buffer is asked.
+# The journal keeps what the kernel's own buffer has forgotten; where it has no kernel lines, the buffer is asked. A line that
+# comes a thousand times hides no other: of each kind (for Xids, of each GPU and number) its count is printed and the last one.
 KERNEL_LOG = Fact(
     "kernel log",
     r"""read_log() { journalctl -k -b -q --no-pager -o short-iso; }
@@ -240,7 +256,12 @@ if [ -n "$(journalctl -k -b -q --no-pager -n 1 2>/dev/null)" ]; then echo source
 elif dmesg >/dev/null 2>&1; then echo source=dmesg; read_log() { dmesg; }
 else echo source=; read_log() { :; }
 fi
-read_log | grep -aE 'NVRM: .*(Xid|fallen off the bus)|EDAC|Hardware Error|Memory failure' | tail -n 200""",
+read_log | grep -aE 'NVRM: (Xid \(PCI|.*fallen off the bus)|EDAC .*\b[CU]E\b|Hardware Error|Memory failure' | awk '
+    match($0, /Xid \(PCI:[^)]*\): [0-9]+/) || match($0, /fallen off the bus|EDAC|Hardware Error|Memory failure/) {
+        kind = substr($0, RSTART, RLENGTH); last[kind] = $0
+        if (!count[kind]++) order[++kinds] = kind
+    }
+    END { for (n = 1; n <= kinds; n++) print count[order[n]] "\t" last[order[n]] }'""",
     _log,
 )
 

@@ -201,7 +201,6 @@ def deploy(
     expected = expectations(fleet, host)
     text = manifest(release.id, host.name, revision, list(wanted.values()), expected)
     pools = [fleet.pools[worker.pool] for worker in host.workers.values()]
-    models = {name for pool in pools for name in (pool.model, pool.draft.model if pool.draft else None) if name}
     engine_images = {fleet.images[pool.image].reference for pool in pools}
 
     def situation(gone: Mapping[str, Managed], paused: Collection[str] = ()) -> Situation:
@@ -218,7 +217,8 @@ def deploy(
             manifest=text,
             gone=gone,
             models={
-                name: (f"{host.models_dir}/{fleet.models[name].directory}", fleet.models[name].size_bytes) for name in models
+                name: (f"{host.models_dir}/{fleet.models[name].directory}", fleet.models[name].size_bytes)
+                for name in fleet.models_of(host)
             },
             image_room=dict.fromkeys(engine_images, ENGINE_IMAGE_ROOM),
             turns=turns(host, gone),

@@ -443,6 +443,13 @@ class Fleet(Site):
         """Return a worker's settings: its pool's, with its own in place."""
         return Engine.model_validate(merged(self.pools[worker.pool], worker.engine))
 
+    def models_of(self, host: Host) -> tuple[str, ...]:
+        """Return the models that a host's workers load, targets and drafts, each once."""
+        engines = [(self.pools[worker.pool].model, self.settings(worker).draft) for worker in host.workers.values()]
+        return tuple(
+            dict.fromkeys(name for model, draft in engines for name in (model, draft.model if draft else None) if name)
+        )
+
     def pool_workers(self, pool: str) -> tuple[tuple[Host, Worker], ...]:
         """Return every worker of a pool with its host, ordered by their names."""
         return tuple(

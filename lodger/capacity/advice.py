@@ -13,6 +13,7 @@ from lodger.inventory import Engine
 
 RATIOS = (0.1, 0.2, 0.3, 0.5, 0.75, 0.9, 1.2, 1.5, 2.0, 3.0, 5.0)
 _MANY = 4096  # asks for as many requests as the pools admit
+_TIGHTER = "less room for the moment of a long prompt"
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,7 @@ def _single(about: Subject) -> Iterator[tuple[dict[str, Any], str]]:
                 price = "less KV cache" if ratio > (engine.mamba_full_memory_ratio or DEFAULT_RATIO) else "fewer requests"
                 yield {"mamba_full_memory_ratio": ratio}, price
     if (fraction := largest_fraction(most(about))) > engine.mem_fraction_static:
-        yield {"mem_fraction_static": fraction}, "less room for the moment of a long prompt"
+        yield {"mem_fraction_static": fraction}, _TIGHTER
     if engine.draft:
         yield {"draft": None}, "no speculative decoding: a single stream is slower"
 
@@ -94,16 +95,18 @@ def solve(about: Subject, goal: Goal) -> list[Option]:
     for types, price in ((exact, "as exact as now"), (short, "states and KV cache are kept less exactly")):
         best = _best(about, goal, types)
         if best is not None:
-            found.append(Option(best[0], best[1].running, best[1].tokens, price))
+            change, then, tighter = best
+            found.append(Option(change, then.running, then.tokens, f"{price}, {_TIGHTER}" if tighter else price))
     return found
 
 
-def _best(about: Subject, goal: Goal, types: dict[str, str | None]) -> tuple[str, Prediction] | None:
+def _best(about: Subject, goal: Goal, types: dict[str, str | None]) -> tuple[str, Prediction, bool] | None:
+    """Return the change, what it gives, and whether it raises the memory fraction."""
     engine = about.engine
     ratio = engine.mamba_full_memory_ratio
     ratios = sorted({*RATIOS, ratio or DEFAULT_RATIO}) if about.target.states else [ratio]
     fractions = sorted({engine.mem_fraction_static, largest_fraction(most(about))})
-    best: tuple[tuple[int, int], str, Prediction] | None = None
+    best: tuple[tuple[int, int], tuple[str, Prediction, bool]] | None = None
     for ratio, fraction in product(ratios, fractions):
         changes = {"mamba_full_memory_ratio": ratio, "mem_fraction_static": fraction, **types}
         tried = engine.model_copy(update=changes)
@@ -117,5 +120,5 @@ def _best(about: Subject, goal: Goal, types: dict[str, str | None]) -> tuple[str
             score, fits = (then.running, then.tokens), then.tokens >= engine.context_length
         if fits and then.spare >= 0 and (best is None or score > best[0]):
             different = {name: value for name, value in changes.items() if value != getattr(engine, name)}
-            best = score, _written(different) or "as it is", then
-    return (best[1], best[2]) if best else None
+            best = score, (_written(different) or "as it is", then, fraction > engine.mem_fraction_static)
+    return best[1] if best else None

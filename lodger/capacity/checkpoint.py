@@ -1,15 +1,17 @@
 """What a model's own files say about its size and shape: ``config.json`` and the index of its weights.
 
 They are kept below the inventory's ``models/<name>/`` so that everything can be worked out with no weights at hand. The
-index is ``tensors.json`` (names, shapes, types, total size) or the published ``model.safetensors.index.json`` (total size).
+index is the published ``model.safetensors.index.json`` (total size), ``tensors.json`` (names, shapes, types, total size), or
+both, of which the published one decides.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from fnmatch import translate
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -26,7 +28,8 @@ class States:
     """The shape of what one layer keeps of a whole text instead of a KV cache: Gated DeltaNet or Mamba 2.
 
     ``heads`` matrices of ``head_dim`` x ``state_size``, and a window of ``kernel`` - 1 inputs of the convolution, whose
-    channels are the heads' and those of ``groups`` keys and queries.
+    channels are the heads' and those of ``groups`` keys and queries. ``gates`` is the width of the projection that gives each
+    head of a Gated DeltaNet its two gates, 0 for Mamba 2, which has none of its own.
     """
 
     layers: int
@@ -36,6 +39,7 @@ class States:
     state_size: int
     kernel: int
     dtype: str
+    gates: int = 0
 
 
 @dataclass(frozen=True)
@@ -52,8 +56,8 @@ class Checkpoint:
 
     ``kv_layers`` keep a KV cache, ``states`` describes the other ones. ``head_bytes`` is what a built-in speculative head
     loads besides (its own layers, and the vocabulary once more), ``head_layers`` how many layers it has. ``intermediate`` is
-    the width of one MLP, or of one expert. ``kept`` are the modules that are not quantized. ``block_size`` is that of a
-    block-diffusion draft. ``reconstructed`` says that the files were made from public figures.
+    the width of one MLP, or of one expert. ``kept`` are patterns of the modules that are not quantized. ``block_size`` is
+    that of a block-diffusion draft. ``reconstructed`` says that the files were made from public figures.
     """
 
     name: str
@@ -79,6 +83,10 @@ class Checkpoint:
     block_size: int | None = None
     reconstructed: bool = False
 
+    def keeps(self, module: str) -> bool:
+        """Whether ``module``, by its full name in the weights, is not quantized."""
+        return any(re.match(pattern, module) for pattern in self.kept)
+
 
 def read(models: Path, name: str, size_bytes: int | None = None) -> Checkpoint | None:
     """Return the model ``name`` as described below the folder ``models``, None where nothing is kept about it.
@@ -89,20 +97,24 @@ def read(models: Path, name: str, size_bytes: int | None = None) -> Checkpoint |
     if not path.is_file():
         return None
     config = _load(path)
-    index = next((file for file in (path.with_name("tensors.json"), _published(path)) if file.is_file()), None)
-    description = _load(index) if index else {}
+    shapes, published = (
+        _load(file) if file.is_file() else {} for file in map(path.with_name, ("tensors.json", "model.safetensors.index.json"))
+    )
+    index = {"tensors": shapes.get("tensors", ()), **published} if published else shapes
+    if not index and not size_bytes:
+        raise InventoryError(
+            f"nothing says how large the weights of {name} are",
+            cause=f"there is no index beside {path}",
+            hint="say their `size_bytes:` in fleet.yml, or run ./ops fetch, which keeps an index",
+        )
     try:
-        return describe(name, config, description, size_bytes)
-    except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
+        return describe(name, config, index, size_bytes)
+    except (KeyError, TypeError, ValueError, AttributeError, ZeroDivisionError, re.error) as error:
         raise InventoryError(
             f"{path} does not describe a model that is understood",
             cause=f"{type(error).__name__}: {error}",
             hint="fetch it again with the weights; dense, GQA, MLA, Gated DeltaNet and Mamba 2 models are understood",
         ) from error
-
-
-def _published(path: Path) -> Path:
-    return path.with_name("model.safetensors.index.json")
 
 
 def _load(path: Path) -> dict[str, Any]:
@@ -125,7 +137,7 @@ def describe(name: str, config: Mapping[str, Any], index: Mapping[str, Any], siz
     scheme = config.get("quantization_config") or text.get("quantization_config") or {}
     total = index.get("total_size") or (index.get("metadata") or {}).get("total_size") or size_bytes
     if not total:
-        raise ValueError("neither an index nor size_bytes says how large the weights are")
+        raise ValueError("the index does not say how large the weights are, and there is no size_bytes")
     head_layers = int(text.get("mtp_num_hidden_layers") or text.get("num_nextn_predict_layers") or 0)
     return Checkpoint(
         name=name,
@@ -142,7 +154,7 @@ def describe(name: str, config: Mapping[str, Any], index: Mapping[str, Any], siz
         multimodal="vision_config" in config,
         quantization=str(scheme["quant_method"]) if scheme else None,
         bits=_bits(scheme),
-        kept=tuple(scheme.get("modules_to_not_convert") or scheme.get("ignore") or ()),
+        kept=tuple(_kept(scheme)),
         states=_states(text, state_layers),
         latent=Latent(int(text["kv_lora_rank"]), int(text["qk_rope_head_dim"])) if text.get("kv_lora_rank") else None,
         intermediate=int(text.get("moe_intermediate_size") or text.get("intermediate_size") or 0),
@@ -180,6 +192,7 @@ def _states(text: Mapping[str, Any], layers: int) -> States | None:
             state_size=int(text["linear_key_head_dim"]),
             kernel=int(text["linear_conv_kernel_dim"]),
             dtype=dtype,
+            gates=2 * int(text["linear_num_value_heads"]),
         )
 
     def first(*names: str) -> int:
@@ -208,6 +221,27 @@ def _bits(scheme: Mapping[str, Any]) -> int:
     for group in (scheme.get("config_groups") or {}).values():
         return int(group["weights"]["num_bits"])
     return 4 if re.search("4", str(scheme["quant_method"])) else 8
+
+
+def _kept(scheme: Mapping[str, Any]) -> Iterator[str]:
+    """Yield patterns, to be matched from a name's first letter, of the modules that a scheme leaves in 16 bits.
+
+    Each format says it in its own way: names, globs or ``re:`` and a pattern (FP8, AWQ, compressed-tensors), ``-:`` and a
+    pattern as key of ``dynamic`` (GPTQModel), 16 bits for a name or a pattern in ``extra_config`` (AutoRound).
+    """
+    for name in (*(scheme.get("modules_to_not_convert") or ()), *(scheme.get("ignore") or ())):
+        yield re.compile(name[3:] if name.startswith("re:") else translate(name) if "*" in name else _whole(name)).pattern
+    for name in scheme.get("dynamic") or {}:
+        if name.startswith("-:"):
+            yield re.compile(name[2:]).pattern
+    for name, own in (scheme.get("extra_config") or {}).items():
+        if int(own.get("bits", 0)) >= 16:
+            yield re.compile(f"(?:{name})$" if re.search(r"[*+?^$()\[\]{}|\\]", name) else _whole(name)).pattern
+
+
+def _whole(name: str) -> str:
+    """Return the pattern of a module, or of all modules inside it, whatever it is inside of itself."""
+    return rf"(?:.*\.)?{re.escape(name)}(?:\.|$)"
 
 
 def tensor_bytes(tensor: Mapping[str, Any], layers: int = 1) -> int:

@@ -71,6 +71,8 @@ def show(console: Console, title: str, about: Subject, predicted: Prediction, op
         for option in options:
             more.add_row(option.change, str(option.running), f"{option.tokens:,}", option.price)
         console.print(more)
+    else:
+        console.print("no other settings give more and keep what is declared")
 
 
 def facts(about: Subject, predicted: Prediction) -> list[str]:

@@ -17,14 +17,26 @@ from lodger.capacity.sizing import SLOTS, largest_fraction, option
 from lodger.lint.images import engine_version
 from lodger.lint.rule import Hit, Place, Served, Severity, View, rule
 
-_GRAPH_TOKENS = 2048  # the engine's own chunk and largest prefill graph on cards below 35 GB
-_SMALL_CARD_MIB = 35 * 1024
+_LATENT_GRAPH = 2048  # tokens of the largest prefill graph of a model with latent attention; elsewhere it follows the chunk
 _SECRETS = ("--api-key", "--admin-api-key", "--ssl-keyfile-password")
-# Family (model_type in config.json) -> its parsers in SGLang. Without them thinking and tool calls stay in the text.
-_PARSERS = {
+# Family (model_type in config.json) -> its reasoning and its tool parser in SGLang, None where not every model of it needs one
+# (SGLang's cookbook). Without them thinking and tool calls stay in the text.
+_PARSERS: dict[str, tuple[str | None, str]] = {
     r"qwen3_5(_moe)?|qwen3_8": ("qwen3", "qwen3_coder"),
     r"gpt_oss": ("gpt-oss", "gpt-oss"),
-    r"glm4_moe": ("glm45", "glm45"),
+    r"glm4_moe": ("glm45", "glm45, or glm47 from GLM-4.7 on"),
+    r"glm4_moe_lite|glm_moe_dsa": ("glm45", "glm47"),
+    r"deepseek_v32": ("deepseek-v3", "deepseekv32"),
+    r"deepseek_v4": ("deepseek-v4", "deepseekv4"),
+    r"kimi_k2": (None, "kimi_k2"),
+    r"kimi_k25": ("kimi_k2", "kimi_k2"),
+    r"minimax_m2": ("minimax-append-think", "minimax-m2"),
+    r"minimax_m3(_vl)?": ("minimax-m3", "minimax-m3"),
+    r"mimo_v2(_flash)?": ("mimo", "mimo"),
+    r"hy_v3": ("hunyuan", "hunyuan"),
+    r"step3(_vl)?": ("step3", "step3"),
+    r"step3p5": ("step3p5", "step3p5"),
+    r"interns1": ("interns1", "interns1"),
 }
 
 
@@ -176,12 +188,21 @@ def draft_read_as_something_else(view: View) -> Iterator[Hit]:
         yield Hit(served.at("draft", "quantization"), f"{why}: none of its tokens would match, which only speed shows", instead)
 
 
+def _needed(family: str) -> tuple[str | None, str | None]:
+    """Return the reasoning and the tool parser that every model of ``family`` needs, None where that is not known."""
+    return next((parsers for pattern, parsers in _PARSERS.items() if re.fullmatch(pattern, family)), (None, None))
+
+
+def _choices(setting: str) -> list[str]:
+    found: list[str] = options()["choices"][f"--{setting.replace('_', '-')}"]
+    return found
+
+
 def _parser(view: View, setting: str, index: int, without: str) -> Iterator[Hit]:
     for served in view.workers:
         given = getattr(served.engine, setting)
         family = served.target.model_type if served.target else ""
-        needs = next((parsers[index] for pattern, parsers in _PARSERS.items() if re.fullmatch(pattern, family)), None)
-        choices = options()["choices"][f"--{setting.replace('_', '-')}"]
+        needs, choices = _needed(family)[index], _choices(setting)
         if given is None and needs:
             yield Hit(
                 served.at(setting),
@@ -219,33 +240,85 @@ def tool_parser_missing(view: View) -> Iterator[Hit]:
     yield from _parser(view, "tool_call_parser", 1, "its calls would stand as text in `content` and `tool_calls` be null")
 
 
+_UNPARSED = "pools: {p: {reasoning_parser: null, tool_call_parser: null}}\nconfig: {model_type: MODEL}"
+
+
+@rule(
+    "L038",
+    Severity.WARNING,
+    bad=[
+        _UNPARSED.replace("MODEL", family) for family in ("deepseek_v3", "qwen3_moe", "llama", "nemotron_h", "hunyuan_v1_moe")
+    ],
+    good=[
+        *(_UNPARSED.replace("MODEL", family) for family in ("gemma3", "phi3", "t5")),
+        "pools: {p: {tool_call_parser: null}}\nconfig: {model_type: deepseek_v3}",
+        "pools: {p: {reasoning_parser: null}}\nconfig: {model_type: deepseek_v3}",
+    ],
+)
+def no_parser_of_its_name(view: View) -> Iterator[Hit]:
+    """No parser at all is declared, and the engine has some for models of this name."""
+    for served in view.workers:
+        family = served.target.model_type if served.target else ""
+        declared = served.engine.reasoning_parser or served.engine.tool_call_parser
+        namesakes = {
+            name for setting in ("reasoning_parser", "tool_call_parser") for name in _choices(setting) if _of(family, name)
+        }
+        if not declared and namesakes and not any(_needed(family)):
+            yield Hit(
+                served.at("reasoning_parser"),
+                f"{served.pool.model} ({family}) has no parser: if it thinks or calls tools, that would stand in `content`; of "
+                f"its name the engine has {', '.join(sorted(namesakes))}",
+                "the parsers that the model's card names, or auto",
+            )
+
+
+def _of(family: str, parser: str) -> bool:
+    """Whether ``parser`` begins like ``family``, and does not say another generation of it."""
+    name = re.match(r"[a-z]{3,}", family)
+    if name is None or not parser.startswith(name[0]):
+        return False
+    ours, its = (re.search(r"\d", word) for word in (family, parser))
+    return ours is None or its is None or ours[0] == its[0]
+
+
+_LATENT = "config: {text_config: {kv_lora_rank: 512, qk_rope_head_dim: 64}}\n"
+_LARGE_CHUNK = "pools: {p: {chunked_prefill_size: 4096, mem_fraction_static: 0.78, max_running_requests: 3}}"
+
+
 @rule(
     "L028",
     Severity.WARNING,
-    bad=[
-        "pools: {p: {chunked_prefill_size: 4096, mem_fraction_static: 0.78, max_running_requests: 3}}",
-        "pools: {p: {extra_args: [--cuda-graph-max-bs-prefill, '1024']}}",
-    ],
+    bad=["pools: {p: {extra_args: [--cuda-graph-max-bs-prefill, '1024']}}", _LATENT + _LARGE_CHUNK],
     good=[
-        "pools: {p: {chunked_prefill_size: 1024}}",
-        "gpus: {memory_mib: 81920, model: NVIDIA H100 PCIe}\npools: {p: {chunked_prefill_size: 8192}}",
+        _LARGE_CHUNK,
+        _LATENT,
         "pools: {p: {extra_args: [--cuda-graph-max-bs-prefill, '2048']}}",
+        "pools: {p: {extra_args: [--cuda-graph-max-bs-prefill, '1024', --disable-prefill-cuda-graph]}}",
+        "pools: {p: {extra_args: [--cuda-graph-max-bs-prefill=1024, --cuda-graph-backend-prefill=disabled]}}",
+        "pools: {p: {extra_args: [--cuda-graph-max-bs-prefill, '1024', --cuda-graph-bs-prefill, '512', '2048']}}",
     ],
 )
 def chunk_larger_than_the_graphs(view: View) -> Iterator[Hit]:
     """Prefill chunks are larger than the largest prefill graph."""
     for served in view.workers:
-        chunk = served.engine.chunked_prefill_size
-        given = option(served.engine, "--cuda-graph-max-bs-prefill")
-        small = served.host.gpus.memory_mib < _SMALL_CARD_MIB
-        limit = int(given) if given and given.isdigit() else _GRAPH_TOKENS if small else chunk
-        if chunk > limit:
+        chunk, limit = served.engine.chunked_prefill_size, _largest_graph(served)
+        if limit is not None and chunk > limit:
             yield Hit(
                 served.at("chunked_prefill_size"),
-                f"chunks of {chunk} tokens are larger than the largest prefill graph of {limit}"
-                + ("" if given else f" that a card of {served.host.gpus.memory_mib // 1024} GiB gets, and take more memory"),
-                f"chunked_prefill_size: {limit}",
+                f"chunks of {chunk} tokens are larger than the largest prefill graph of {limit}, and are computed without one",
+                f"chunked_prefill_size: {limit}, or `--cuda-graph-max-bs-prefill {chunk}`",
             )
+
+
+def _largest_graph(served: Served) -> int | None:
+    """Return the tokens of the largest prefill graph, None where it follows the chunk, is listed by hand or is not made."""
+    backend, listed, largest = (option(served.engine, f"--cuda-graph-{name}-prefill") for name in ("backend", "bs", "max-bs"))
+    off = [option(served.engine, name) is not None for name in ("--disable-prefill-cuda-graph", "--disable-cuda-graph")]
+    if any(off) or backend == "disabled" or listed is not None:
+        return None
+    if largest and largest.isdigit():
+        return int(largest)
+    return _LATENT_GRAPH if served.target and served.target.latent else None
 
 
 @rule(

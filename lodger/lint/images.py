@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from lodger import nvidia
 from lodger.capacity import NoRoom
@@ -155,17 +156,37 @@ def weights_that_do_not_fit(view: View) -> Iterator[Hit]:
             )
 
 
-def widths(model: Checkpoint, tp: int) -> dict[str, int]:
-    """Return the width on one rank of each projection that a quantized kernel multiplies with, those kept in BF16 left out."""
-    found = {
-        "qkv_proj": (model.heads + 2 * max(model.kv_heads, tp)) * model.head_dim // tp,
-        "gate_up_proj": 2 * model.intermediate // tp,
-    }
-    if states := model.states:
-        found["in_proj_ba"] = 2 * states.heads // tp
-    if any("in_proj_a" in name or "in_proj_b" in name or name.endswith("linear_attn") for name in model.kept):
-        found.pop("in_proj_ba", None)
-    return found
+@dataclass(frozen=True)
+class Projection:
+    """What the engine multiplies with at once, joined from ``parts`` of the weights in ``layers`` layers; width on one rank."""
+
+    name: str
+    block: str
+    parts: tuple[str, ...]
+    layers: int
+    width: int
+
+    def quantized(self, model: Checkpoint) -> bool:
+        """Whether any layer has it quantized."""
+        return sum(self._kept(model, layer) for layer in range(model.layers)) < self.layers
+
+    def _kept(self, model: Checkpoint, layer: int) -> bool:
+        places = [f"{root}.layers.{layer}.{self.block}" for root in ("model", "model.language_model", "language_model.model")]
+        return any(
+            model.keeps(f"{place}.{self.name}") or all(model.keeps(f"{place}.{part}") for part in self.parts)
+            for place in places
+        )
+
+
+def projections(model: Checkpoint, tp: int) -> Iterator[Projection]:
+    """Yield the projections that may be narrow on one of ``tp`` ranks."""
+    if not model.latent:
+        width = (model.heads + 2 * max(model.kv_heads, tp)) * model.head_dim // tp
+        yield Projection("qkv_proj", "self_attn", ("q_proj", "k_proj", "v_proj"), model.kv_layers, width)
+    yield Projection("gate_up_proj", "mlp", ("gate_proj", "up_proj"), model.layers, 2 * model.intermediate // tp)
+    if model.states and model.states.gates:
+        parts = ("in_proj_b", "in_proj_a")
+        yield Projection("in_proj_ba", "linear_attn", parts, model.states.layers, model.states.gates // tp)
 
 
 @rule(
@@ -174,8 +195,21 @@ def widths(model: Checkpoint, tp: int) -> dict[str, int]:
     bad=[
         "config: {quantization_config: {quant_method: gptq, bits: 8, modules_to_not_convert: null}}",
         "config: {quantization_config: {quant_method: compressed-tensors, modules_to_not_convert: [lm_head]}}",
+        "config: {quantization_config: {quant_method: compressed-tensors, modules_to_not_convert: ['re:.*mlp.*']}}",
+        "config: {quantization_config: {quant_method: gptq, modules_to_not_convert: null, dynamic: {'-:.*in_proj_a': {}}}}",
+        "config: {quantization_config: {quant_method: gptq, modules_to_not_convert: null, dynamic: {'+:.*in_proj_[ab]': {}}}}",
+        "config: {quantization_config: {quant_method: auto-round, modules_to_not_convert: null, extra_config: "
+        "{'model.language_model.layers.0.linear_attn.in_proj_a': {bits: 16}, "
+        "'model.language_model.layers.0.linear_attn.in_proj_b': {bits: 16}, '.*in_proj_[ab]': {bits: 8}}}}",
     ],
     good=[
+        "config: {quantization_config: {quant_method: compressed-tensors, modules_to_not_convert: null, "
+        "ignore: ['re:.*linear_attn.*']}}",
+        "config: {quantization_config: {quant_method: awq, modules_to_not_convert: [linear_attn]}}",
+        "config: {quantization_config: {quant_method: gptq, modules_to_not_convert: null, "
+        "dynamic: {'-:.*linear_attn.in_proj_a': {}, '-:.*linear_attn.in_proj_b': {}}}}",
+        "config: {quantization_config: {quant_method: auto-round, modules_to_not_convert: null, "
+        "extra_config: {'.*linear_attn\\.in_proj_[ab]': {bits: 16}}}}",
         "config: {quantization_config: {quant_method: gptq, bits: 8, modules_to_not_convert: ['*.in_proj_a', '*.in_proj_b']}}",
         "config: {quantization_config: {modules_to_not_convert: ['*.in_proj_ba', lm_head]}}",
     ],
@@ -186,12 +220,12 @@ def projection_too_narrow_for_marlin(view: View) -> Iterator[Hit]:
         model = served.target
         if model is None or not (model.quantization or "").startswith(_MARLIN):
             continue
-        for name, width in widths(model, served.worker.tp).items():
-            if width % _TILE:
+        for one in projections(model, served.worker.tp):
+            if one.width % _TILE and one.quantized(model):
                 yield Hit(
                     served.at("model"),
-                    f"{name} of {model.name} is {width} wide on each of {served.worker.tp} ranks, and Marlin takes multiples "
-                    f"of {_TILE}: the engine would crash at every start with `size_n = {width} is not divisible`",
+                    f"{one.name} of {model.name} is {one.width} wide on each of {served.worker.tp} ranks, and Marlin takes "
+                    f"multiples of {_TILE}: the engine would crash at every start with `size_n = {one.width} is not divisible`",
                     "serve weights that keep this projection unquantized, such as the official FP8 ones",
                 )
 

@@ -48,13 +48,13 @@ def balance_threshold_never_reached(view: View) -> Iterator[Hit]:
 @rule(
     "L041",
     Severity.ERROR,
-    bad=["router_template: '      - --cb-failure-threshold'"],
+    bad=["router_template: '      - --cb-failure-threshold'", "router_template: '      {# no --disable-circuit-breaker #}'"],
     good=["router_template: '      - --disable-circuit-breaker'"],
 )
 def breaker_that_clients_trip(view: View) -> Iterator[Hit]:
     """The router's circuit breaker counts a client's own mistakes."""
     for path, text in view.templates.items():
-        if path.name.startswith("router.") and "--disable-circuit-breaker" not in text:
+        if path.name.startswith("router.") and not re.search(r"^\s*- --disable-circuit-breaker$", text, re.MULTILINE):
             yield Hit(
                 Place(document=(path, 1)),
                 "the router's breaker counts answers with status 400 as failures: 20 bad requests in a row took a healthy pool "

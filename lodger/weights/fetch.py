@@ -18,6 +18,7 @@ from lodger.engine import Connection, Mark, Outcome, StateOutcome
 from lodger.errors import ConnectionLost, LodgerError, Refused, StateFailed
 from lodger.inventory import Fleet, Host, Model
 from lodger.weights import host as commands
+from lodger.weights import kept
 from lodger.weights import plan as plans
 from lodger.weights.hub import HUBS, HubError, Listing, Response
 from lodger.weights.plan import Found, Manifest, Plan
@@ -123,6 +124,8 @@ class Fetch:
         if manifest is not None and manifest.answers(model.revision) and plans.complete(manifest, found):
             self.screen.note(self.host.name, f"{model.name}: {len(manifest.files)} files are there, {manifest.commit[:12]}")
             self._report_strangers(model, found, list(manifest.files))
+            if not self.options.dry_run:
+                self._keep_small_files(model, plans.from_manifest(manifest, model.name, root, directory))
             return None
         plan = self._from_giver(model, self.giver) if self.giver is not None else self._from_hubs(model)
         plans.refuse(plan, manifest, found, overwrite=self.options.replace)
@@ -361,19 +364,17 @@ class Fetch:
         return StateFailed(f"{model}: {what}", cause="; ".join(job.said.errors[:2]) + more, hint=hint)
 
     def _keep_small_files(self, model: Model, plan: Plan) -> None:
-        """Copy what the capacity model reads beside the inventory, where it is missing; say where it differs."""
+        """Copy what the capacity model reads beside the inventory, missing or reconstructed there; say what differs."""
         folder = self.fleet.folder / "models" / model.name
-        for name in ("config.json", "model.safetensors.index.json"):
-            if name not in {file.path for file in plan.files}:
-                continue
-            content = self._ask(commands.small_file(plan.target, name)).check(self.host.name).stdout
-            path = folder / name
-            if not path.exists():
-                folder.mkdir(parents=True, exist_ok=True)
-                path.write_text(content, encoding="utf-8")
-                self.screen.note(self.host.name, f"{model.name}: {path} written; commit it")
-            elif path.read_text(encoding="utf-8") != content:
-                self.screen.note(self.host.name, f"{model.name}: {path} differs from the {name} that was fetched")
+        contents = {
+            name: self._ask(commands.small_file(plan.target, name)).check(self.host.name).stdout
+            for name in kept.unread(plan, folder)
+        }
+        if kept.INDEX not in {file.path for file in plan.files} and not (folder / "tensors.json").is_file():
+            contents[kept.INDEX] = kept.index(plan)
+        for name, content in contents.items():
+            if said := kept.keep(folder / name, content):
+                self.screen.note(self.host.name, f"{model.name}: {said}")
 
     # ------------------------------------------------------------ the connection
 

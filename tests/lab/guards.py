@@ -330,6 +330,13 @@ GUARDS = [
         f"{DEPLOY}::test_a_file_edited_on_the_host_shows_in_the_plan_and_is_mended",
     ),
     Guard(
+        "reconstructed files that stay",
+        "lodger/weights/fetch.py",
+        "            if not self.options.dry_run:",
+        "            if False:",
+        f"{FETCH}::test_weights_are_fetched_once_verified_and_put_right_only_when_asked",
+    ),
+    Guard(
         "a mount that hangs",
         "lodger/health.py",
         'timeout -s KILL {_MOUNT_ANSWERS} stat -f -- "$path" >/dev/null',

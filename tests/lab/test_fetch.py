@@ -124,8 +124,11 @@ def test_weights_are_fetched_once_verified_and_put_right_only_when_asked(shelf: 
     assert half == ["lock", "manifest"]
 
     before = shelf.hub.requests()
+    config = shelf.site.hosts / "models" / MODEL / "config.json"
+    config.write_text('{"_source": "from public figures"}')
     assert shelf.well().one["outcome"] == "satisfied"
-    assert shelf.hub.requests() == before, "a second run asks nobody for anything"
+    assert shelf.hub.requests() == before, "a second run asks no hub for anything"
+    assert config.read_text() == TEXTS["config.json"]["text"], "what was reconstructed gives way to what was published"
 
     assert shelf.well("--verify").one["outcome"] == "satisfied"
     name = next(iter(LARGE))

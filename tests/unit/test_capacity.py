@@ -314,15 +314,43 @@ def test_bits_of_a_weight(scheme: dict[str, Any], bits: int) -> None:
     assert describe("m", config, {"total_size": 1}).bits == bits
 
 
+@pytest.mark.parametrize("scheme", [{"ignore": ["re:("]}, {"dynamic": {"-:(": {}}}, {"extra_config": {"m": 16}}])
+def test_a_scheme_that_cannot_be_understood_is_a_mistake_of_the_file(scheme: dict[str, Any], tmp_path: Path) -> None:
+    (tmp_path / "m").mkdir()
+    config = DENSE | {"quantization_config": {"quant_method": "gptq", **scheme}}
+    (tmp_path / "m" / "config.json").write_text(json.dumps(config))
+    with pytest.raises(InventoryError, match="does not describe a model"):
+        read(tmp_path, "m", 1)
+
+
 def test_a_folder_that_cannot_be_understood_is_named(tmp_path: Path) -> None:
     (tmp_path / "m").mkdir()
     assert read(tmp_path, "m") is None
-    for text in ("{", "[]", "{}", json.dumps(DENSE), json.dumps(DENSE | {"layer_types": ["mamba"] * 32})):
+    for text in ("{", "[]", "{}", json.dumps(DENSE | {"layer_types": ["mamba"] * 32})):
         (tmp_path / "m" / "config.json").write_text(text)
         with pytest.raises(InventoryError, match=re.escape(str(tmp_path / "m" / "config.json"))):
-            read(tmp_path, "m", None if text == json.dumps(DENSE) else 1)
+            read(tmp_path, "m", 1)
     (tmp_path / "m" / "config.json").write_text(json.dumps(DENSE))
+    with pytest.raises(InventoryError, match="how large the weights of m are") as caught:
+        read(tmp_path, "m")
+    assert "size_bytes" in caught.value.hint
     assert read(tmp_path, "m", 14_000_000_000) is not None, "the size of the repository stands in for an index"
+
+
+def test_a_published_index_goes_before_a_reconstructed_one(tmp_path: Path) -> None:
+    folder = tmp_path / "m"
+    folder.mkdir()
+    shapes = [{"name": "mtp.layer.weight", "shape": [1000, 1000], "dtype": "BF16"}]
+    config = DENSE | {"num_nextn_predict_layers": 1, "vocab_size": 10}
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "tensors.json").write_text(json.dumps({"_source": "figures", "total_size": 1000, "tensors": shapes}))
+    first = read(tmp_path, "m")
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {"total_size": 2000}, "weight_map": {}}))
+    second = read(tmp_path, "m")
+    assert first is not None
+    assert second is not None
+    assert [(one.weight_bytes, one.reconstructed) for one in (first, second)] == [(1000, True), (2000, False)]
+    assert first.head_bytes == second.head_bytes == 2_000_000 + 2 * 10 * 4096 * 2, "the shapes still serve"
 
 
 # ---------------------------------------------------------------- learning from a running engine
@@ -459,6 +487,17 @@ def test_solving_for_one_keeps_the_other(fleet: Fleet) -> None:
     exact, short = advice.solve(about, "concurrency")
     assert exact.tokens >= about.engine.context_length
     assert about.predict().running < exact.running < short.running
+    assert all(("less room" in one.price) is ("mem_fraction_static" in one.change) for one in (exact, short))
+    assert "less room" in exact.price
+
+
+def test_a_goal_that_nothing_reaches_is_said(fleet: Fleet) -> None:
+    about = subject(fleet)
+    about = dataclasses.replace(about, engine=about.engine.model_copy(update={"context_length": 10_000_000}))
+    assert advice.solve(about, "concurrency") == []
+    console = Console(width=120, record=True, file=io.StringIO())
+    draw.show(console, "node1 a", about, about.predict(), [])
+    assert "no other settings give more" in console.export_text()
 
 
 # ---------------------------------------------------------------- shown

@@ -20,7 +20,7 @@ from lodger.doctor import CHECKS, Patient, Probe
 from lodger.errors import Refused
 from lodger.facts import Disk, Docker, Fact, Folder, Machine
 from lodger.findings import Examined, Finding, Severity, document
-from lodger.health import DriverOnDisk, KernelLog, Link, MemoryErrors, Mount, TimeService, Topology, Xid
+from lodger.health import DriverOnDisk, KernelLog, Link, MemoryErrors, Mount, Repeated, TimeService, Topology, Xid
 from lodger.inventory import Fleet, Host
 from lodger.packages import Dpkg, Kernel, Package
 from tests.unit.readings import base, container, driver, in_container, on_gpus, port, process, program, readings
@@ -75,7 +75,9 @@ def patient(fleet: Fleet, host: Host, changes: Mapping[Fact[Any], Any] = {}, **m
     """Return a host that is well but for ``changes``."""
     fit = [fact for fact in doctor.questions(fleet, host) if fact.name.startswith("disk ")]
     own: dict[Fact[Any], Any] = dict.fromkeys(fit, Disk(2**40, writable=True))
-    own |= {fact: Folder(True, size or 1) for fact, size in doctor._weights(fleet, host).values()}
+    own |= {
+        state.fact: Folder(True, fleet.models[name].size_bytes or 1) for name, state in doctor._weights(fleet, host).items()
+    }
     own[doctor._pinned(fleet, host)] = {image.reference: True for image in doctor._images(fleet, host).values() if image.digest}
     asked = doctor.questions(fleet, host)
     values = {fact: value for fact, value in {**WELL, **own, **changes}.items() if fact in asked}
@@ -197,10 +199,10 @@ BROKEN: list[tuple[str, dict[Fact[Any], Any], str, Severity, tuple[str, ...]]] =
     ("mended memory", {health.MEMORY_ERRORS: {0: MemoryErrors(7, 0)}}, "ecc", NOTE, ("GPU 0: 7",)),
     (
         "a GPU off the bus",
-        {health.KERNEL_LOG: KernelLog("dmesg", (Xid("03:00", 79, "GPU has fallen off the bus."),) * 2, (), ())},
+        {health.KERNEL_LOG: KernelLog("dmesg", (Xid("03:00", 79, "GPU has fallen off the bus.", 3),), (), ())},
         "log",
         ERROR,
-        ("fell off the bus", "Xid 79, 2 times, GPU 2 (PCI 03:00)"),
+        ("fell off the bus", "Xid 79, 3 times, GPU 2 (PCI 03:00)"),
     ),
     (
         "an unknown GPU's trouble",
@@ -211,8 +213,8 @@ BROKEN: list[tuple[str, dict[Fact[Any], Any], str, Severity, tuple[str, ...]]] =
     ),
     ("a program's mistake", {health.KERNEL_LOG: KernelLog("journal", (Xid("01:00", 31, ""),), (), ())}, "log", NOTE, ("Xid 31",)),
     ("an error of no list", {health.KERNEL_LOG: KernelLog("journal", (Xid("01:00", 32, ""),), (), ())}, "log", WARNING, ("Xid 32",)),
-    ("a loss without number", {health.KERNEL_LOG: KernelLog("dmesg", (), ("NVRM: fallen off the bus",), ())}, "log", ERROR, ("reboot",)),
-    ("the machine's memory", {health.KERNEL_LOG: KernelLog("dmesg", (), (), ("EDAC MC0: 1 CE",))}, "log", WARNING, ("EDAC MC0",)),
+    ("a loss without number", {health.KERNEL_LOG: KernelLog("dmesg", (), (Repeated("NVRM: fallen off the bus"),), ())}, "log", ERROR, ("reboot",)),
+    ("the machine's memory", {health.KERNEL_LOG: KernelLog("dmesg", (), (), (Repeated("EDAC MC0: 1 CE", 7),))}, "log", WARNING, ("7 lines", "EDAC MC0")),
     ("no log", {health.KERNEL_LOG: KernelLog("", (), (), ())}, "log", WARNING, ("cannot be read",)),
     ("no toolkit", {facts.DOCKER: replace(WELL[facts.DOCKER], gpu_hook=False)}, "tools", ERROR, ("GPUs to containers", "toolkit")),
     ("no curl", {facts.CURL: False}, "tools", ERROR, ("curl",)),
@@ -272,6 +274,18 @@ def test_declared_driver_and_image_that_do_not_fit_what_is_loaded(fleet: Fleet, 
     )
 
 
+def test_an_image_whose_tag_alone_says_its_cuda_is_judged_too(fleet: Fleet, host: Host) -> None:
+    images = {**fleet.images, "sglang": fleet.images["sglang"].model_copy(update={"tag": "v0.5.20", "cuda": None})}
+    old = host.model_copy(update={"driver": "575.51.03"})
+    read: dict[Fact[Any], Any] = {
+        facts.DRIVER: driver(1, 1, 1, 1, loaded="575.51.03"),
+        health.ON_DISK: replace(WELL[health.ON_DISK], module="575.51.03"),
+    }
+    found = said(patient(fleet.model_copy(update={"images": images}), old, read), "driver")
+    assert [one.what for one in found] == ["the image's CUDA is too new for the driver"]
+    assert "built on 13.0" in found[0].measured
+
+
 @pytest.mark.parametrize(
     ("table", "off", "severity", "word"),
     [
@@ -328,11 +342,28 @@ def test_room_is_asked_for_what_is_still_missing(fleet: Fleet, host: Host) -> No
     absent = {doctor._pinned(fleet, host): {sglang: False}}
     only(patient(fleet, host, absent), "room", NOTE, "not on the host yet")
     only(patient(fleet, host, {**absent, health.DOCKER_ROOM: 2**30}), "room", ERROR, "no room for an image", "1.0 GiB are free")
-    (folder, _), *_ = doctor._weights(fleet, host).values()
+    folder = next(iter(doctor._weights(fleet, host).values())).fact
     half: dict[Fact[Any], Any] = {folder: Folder(True, 2**30)}
     only(patient(fleet, host, half), "room", WARNING, "1.0 GiB of 28.8 GiB")
     little = {**half, facts.disk_fact(host.models_dir): Disk(2**30, writable=True)}
     assert [one.severity for one in said(patient(fleet, host, little), "room")] == [ERROR, WARNING]
+
+
+@pytest.mark.parametrize(
+    ("folder", "severity", "word"),
+    [
+        (Folder(True, 2**40, mixed=True), ERROR, "of two revisions"),
+        (Folder(True, 2**40, lost=2), WARNING, "2 fetched files are missing"),
+        (Folder(False, 2**40, lost=1), WARNING, "no config.json"),
+    ],
+)
+def test_weights_are_well_only_where_a_deploy_would_take_them(
+    fleet: Fleet, host: Host, folder: Folder, severity: Severity, word: str
+) -> None:
+    """The draft's size is not declared: what there is of it says nothing."""
+    draft = doctor._weights(fleet, host)["qwen3.8-27b-dflash2"]
+    found = only(patient(fleet, host, {draft.fact: folder}), "room", severity, word, "./ops fetch")
+    assert "qwen3.8-27b-dflash2" in found.what
 
 
 def test_ports_of_a_router_count_too(fleet: Fleet) -> None:
@@ -342,6 +373,25 @@ def test_ports_of_a_router_count_too(fleet: Fleet) -> None:
         "the port of the router is taken",
         "the port of the router's metrics is taken",
     ]
+
+
+def test_weights_are_those_that_the_workers_load(fleet: Fleet) -> None:
+    """A worker may have no draft, or one of its own."""
+    host = fleet.hosts["node2"]
+    other = host.workers["b"].model_copy(update={"engine": {"draft": {"model": "other"}}})
+    without = host.workers["a"].model_copy(update={"engine": {"draft": None}})
+    known = fleet.model_copy(update={"models": {**fleet.models, "other": fleet.models["qwen3.8-27b-dflash2"]}})
+    assert list(doctor._weights(known, host.model_copy(update={"workers": {"a": without}}))) == ["qwen3.8-27b-fp8"]
+    both = host.model_copy(update={"workers": {"a": host.workers["a"], "b": other}})
+    assert list(doctor._weights(known, both)) == ["qwen3.8-27b-fp8", "qwen3.8-27b-dflash2", "other"]
+
+
+def test_only_dockers_own_listener_stands_for_a_container(fleet: Fleet, host: Host) -> None:
+    """A container that publishes the same port at another address does not answer for whoever has it here."""
+    beside = base(containers=[NEIGHBOUR], ports=[port(30000, 5, "nginx")])
+    only(patient(fleet, host, beside), "ports", ERROR, "worker a is taken", "nginx")
+    unknown = base(containers=[replace(NEIGHBOUR, status="exited")], ports=[port(30000, 8, "docker-proxy")])
+    only(patient(fleet, host, unknown), "ports", ERROR, "worker a is taken", "docker-proxy")
 
 
 def test_image_without_digest_is_a_note(fleet: Fleet, host: Host) -> None:

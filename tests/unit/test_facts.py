@@ -499,6 +499,30 @@ def test_model_folder_counts_the_bytes_of_its_files(tmp_path: Path) -> None:
     assert read[absent] == facts.Folder(False, 0)
 
 
+def test_model_folder_is_compared_with_what_a_fetch_recorded(tmp_path: Path) -> None:
+    folder = tmp_path / "it's a model"
+    (folder / "sub").mkdir(parents=True)
+    (folder / ".lodger").mkdir()
+    sizes = {"config.json": 2, "sub/a b.txt": 3, "empty": 0, "模型.bin": 5}
+    for path, size in sizes.items():
+        (folder / path).write_bytes(b"x" * size)
+    recorded = "".join(f"none:\t{size}\t1700000000\t{path}\n" for path, size in sizes.items())
+    (folder / ".lodger" / "manifest").write_text(f"#id\tx\n#revision\t-\n{recorded}")
+    (folder / "notes.txt").write_text("a colleague's")
+    fact = facts.folder_fact(str(folder))
+
+    def lost() -> int | None:
+        done = subprocess.run(["sh", "-c", facts.script([fact])], capture_output=True, text=True, check=True, timeout=20)
+        return facts.parse(done.stdout)[fact].lost
+
+    assert lost() == 0
+    (folder / "sub" / "a b.txt").write_text("four")
+    (folder / "empty").unlink()
+    assert lost() == 2
+    (folder / ".lodger" / "manifest").unlink()
+    assert lost() is None
+
+
 def test_serving() -> None:
     fact = facts.serving_fact("lodger-worker-a", "lodger-worker-a.service", "node1")
     found = captured("deployed")[fact]

@@ -131,24 +131,42 @@ def test_one_gpu_alone_has_a_table_too() -> None:
 # ---------------------------------------------------------------- the kernel's log
 
 
-def test_complaints_of_the_driver_from_journal_and_buffer() -> None:
-    said = health.KERNEL_LOG.parse(
-        "source=dmesg\n"
-        "[ 1843.308145] NVRM: Xid (PCI:0000:B3:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus.\n"
-        "2026-11-29T18:00:00+0000 node1 kernel: NVRM: Xid (PCI:0000:01:00 GPU-I:05): 94, pid=7194, Contained: CE User Channel\n"
-        "[ 1843.4] NVRM: Xid (PCI:0000:01:00): 45\n"
-        "[ 1844.1]                NVRM: fallen off the bus and is not responding to commands.\n"
-        "[ 9.0] EDAC MC0: 1 CE memory read error on CPU_SrcID#0_MC#0_Chan#1_DIMM#0\n"
-        "[ 9.1] EDAC MC: Ver: 3.0.0\n"
-    )
-    assert said.source == "dmesg"
+LOG = """\
+[    9.0] EDAC MC0: 1 CE memory read error on CPU_SrcID#0_MC#0_Chan#1_DIMM#0
+[    9.1] EDAC MC: Ver: 3.0.0
+[    9.2] NVRM: loading NVIDIA UNIX x86_64 Kernel Module  580.126.09
+[ 1843.3] NVRM: Xid (PCI:0000:B3:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus.
+[ 1843.4]                NVRM: GPU 0000:b3:00.0: GPU has fallen off the bus.
+2026-11-29T18:00:00+0000 node1 kernel: NVRM: Xid (PCI:0000:01:00 GPU-I:05): 94, pid=7194, Contained: CE User Channel
+[ 1843.5] NVRM: Xid (PCI:0000:01:00): 45
+[ 1843.6] mce: [Hardware Error]: Machine check events logged
+"""
+AGAIN = "".join(f"[ 2000.{n}] NVRM: Xid (PCI:0000:01:00): 13, pid=7, Graphics Exception: {n}\n" for n in range(1000))
+
+
+@pytest.mark.parametrize("source", ["journal", "dmesg"])
+def test_complaints_of_the_driver_from_journal_and_buffer(source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that comes a thousand times after all others hides none of them."""
+    (tmp_path / "log").write_text(LOG + AGAIN)
+    for name, body in (
+        ("journalctl", f"cat {tmp_path}/log" if source == "journal" else "true"),
+        ("dmesg", f"cat {tmp_path}/log"),
+    ):
+        (tmp_path / name).write_text(f"#!/bin/sh\n{body}\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    said = through_sh(health.KERNEL_LOG)[health.KERNEL_LOG]
+    assert said.source == source
     assert said.xids == (
         Xid("b3:00", 79, "pid='<unknown>', name=<unknown>, GPU has fallen off the bus."),
         Xid("01:00", 94, "pid=7194, Contained: CE User Channel"),
         Xid("01:00", 45, ""),
+        Xid("01:00", 13, "pid=7, Graphics Exception: 999", 1000),
     )
-    assert len(said.lost) == 1
-    assert [line[8:16] for line in said.memory] == ["DAC MC0:"], "that a driver is there is no error"
+    assert [(one.last.split("] ", 1)[1].strip(), one.count) for one in said.lost] == [
+        ("NVRM: GPU 0000:b3:00.0: GPU has fallen off the bus.", 1)
+    ]
+    assert [one.last[10:18] for one in said.memory] == ["EDAC MC0", "mce: [Ha"], "that a driver is there is no error"
 
 
 def test_a_log_that_cannot_be_read_says_so() -> None:

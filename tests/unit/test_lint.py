@@ -14,10 +14,12 @@ import pytest
 from ruamel.yaml import YAML
 
 from lodger import inventory, lint
+from lodger.capacity.checkpoint import describe
 from lodger.errors import InventoryError
 from lodger.inventory import Fleet
 from lodger.lint import RULES, Finding, Severity
-from lodger.lint.engines import options
+from lodger.lint.engines import _PARSERS, options
+from lodger.lint.images import projections
 from lodger.lint.rule import View
 
 ROOT = Path(__file__).parents[2]
@@ -149,6 +151,29 @@ def test_the_rules_know_the_options_of_the_pinned_engine() -> None:
     assert set(options()["deprecated"]) <= flags
 
 
+def test_every_parser_that_a_rule_advises_is_one_of_the_engines() -> None:
+    for setting, index in (("reasoning-parser", 0), ("tool-call-parser", 1)):
+        advised = {word for parsers in _PARSERS.values() for word in re.findall(r"[a-z][\w-]+", parsers[index] or "")}
+        assert advised - {"or", "from", "on"} <= set(options()["choices"][f"--{setting}"])
+
+
+@pytest.mark.parametrize(
+    ("family", "reasoning", "tool"),
+    [("deepseek_v32", "deepseek-v3", "deepseekv32"), ("kimi_k25", "kimi_k2", "kimi_k2"), ("minimax_m2", "minimax-append-think", "minimax-m2"),
+     ("hy_v3", "hunyuan", "hunyuan"), ("step3p5", "step3p5", "step3p5"), ("glm_moe_dsa", "glm45", "glm47"), ("kimi_k2", None, "kimi_k2")],
+)  # fmt: skip
+def test_a_family_without_its_parsers_is_told_which(family: str, reasoning: str | None, tool: str, tmp_path: Path) -> None:
+    _, view = written(
+        tmp_path, f"config: {{model_type: {family}}}\npools: {{p: {{reasoning_parser: null, tool_call_parser: null}}}}"
+    )
+    told = {number: [hit.instead for hit in RULES[number].find(view)] for number in ("L026", "L027", "L038")}
+    assert told == {
+        "L026": [f"reasoning_parser: {reasoning}"] * bool(reasoning),
+        "L027": [f"tool_call_parser: {tool}"],
+        "L038": [],
+    }
+
+
 # ---------------------------------------------------------------- the sites' own inventory, and the pitfalls
 
 
@@ -221,6 +246,45 @@ def test_pitfall_5_int8_weights_whose_narrow_projections_are_quantized(hosts: Pa
     assert found.rule == "L007"
     assert "in_proj_ba" in found.reason
     assert "size_n = 24" in found.reason
+
+
+def auto_round(*layers: int) -> dict[str, Any]:
+    """Return the scheme of an AutoRound model that lists its 16-bit projections layer by layer, as published ones do."""
+    names = [f"model.language_model.layers.{layer}.linear_attn.in_proj_{part}" for layer in layers for part in "ba"]
+    own = {name: {"bits": 16, "data_type": "fp"} for name in names}
+    return {
+        "quantization_config": {"quant_method": "auto-round", "bits": 4, "modules_to_not_convert": None, "extra_config": own}
+    }
+
+
+@pytest.mark.parametrize("tp", [2, 4])
+def test_int4_weights_that_list_their_narrow_projections_layer_by_layer_are_served(tp: int, tmp_path: Path) -> None:
+    """Such weights ran on two cards, where the projection is 48 wide."""
+    all_of_them = [layer for layer in range(64) if layer % 4 != 3]
+    gpus = f"workers: {{a: {{gpus: {list(range(tp))}}}}}\nindex: {{total_size: 19000000000}}\n"
+    for name, layers in (("whole", all_of_them), ("but one", all_of_them[:-1])):
+        (tmp_path / name).mkdir()
+        found = fired(tmp_path / name, f"{gpus}config: {json.dumps(auto_round(*layers))}")
+        assert ("L007" in found) is (name == "but one")
+
+
+def test_projections_that_a_model_does_not_have_are_not_judged(tmp_path: Path) -> None:
+    """Latent attention has no joined qkv, Mamba 2 no projection of gates: at three ranks both would be narrow."""
+    shape = {
+        "model_type": "m",
+        "hidden_size": 4096,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 30,
+        "head_dim": 64,
+        "intermediate_size": 12288,
+    }
+    mamba = {"mamba_num_heads": 30, "mamba_head_dim": 64, "n_groups": 6, "ssm_state_size": 128, "conv_kernel": 4}
+    latent = {"kv_lora_rank": 512, "qk_rope_head_dim": 64}
+    names = [
+        [one.name for one in projections(describe("m", shape | more, {"total_size": 1}), 3)]
+        for more in ({}, latent, mamba | {"hybrid_override_pattern": "M*"})
+    ]
+    assert names == [["qkv_proj", "gate_up_proj"], ["gate_up_proj"], ["qkv_proj", "gate_up_proj"]]
 
 
 def test_pitfall_6_tool_calls_without_a_parser(hosts: Path, edit: Edit) -> None:

@@ -54,6 +54,13 @@ def holding(ours: Deployed) -> Facts:
 # ---------------------------------------------------------------- deploy
 
 
+def test_a_worker_without_the_pools_draft_needs_no_weights_of_it(fleet: Fleet) -> None:
+    host = fleet.hosts["node1"]
+    alone = host.model_copy(update={"workers": {"a": host.workers["a"].model_copy(update={"engine": {"draft": None}})}})
+    steps, _ = plan(fleet.model_copy(update={"hosts": {**fleet.hosts, "node1": alone}})).build(holding(deployed()), None)
+    assert [name for name in names(steps) if name.startswith("weights_present")] == ["weights_present(qwen3.8-27b-fp8)"]
+
+
 def test_a_fresh_host_gets_all_of_its_inventory(fleet: Fleet) -> None:
     steps, params = plan(fleet, "node2").build(holding(deployed()), None)
     assert params == {"release": render(fleet, fleet.hosts["node2"]).id}

@@ -212,6 +212,12 @@ def test_no_room_for_an_image_is_refused_with_both_numbers() -> None:
         (Folder(True, 100, True), 100, "the weights of m are of two revisions: a fetch was cut short in /data/models/M"),
         (Folder(False, 0), 100, "the weights of m are missing: /data/models/M has no config.json"),
         (Folder(True, 99), 100, "the weights of m are incomplete: 99 of 100 bytes in /data/models/M"),
+        (Folder(True, 99, lost=0), 100, ""),
+        (
+            Folder(True, 100, lost=1),
+            100,
+            "the weights of m are incomplete: 1 fetched files are missing in /data/models/M",
+        ),
     ],
 )
 def test_weights_are_only_looked_at(folder: Folder, size: int | None, said: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import subprocess
 from collections.abc import Mapping
@@ -13,9 +14,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lodger.capacity import checkpoint
 from lodger.errors import Refused
 from lodger.inventory import Model
-from lodger.weights import host, hub, plan, progress
+from lodger.weights import host, hub, kept, plan, progress
 from lodger.weights.hub import Hash, HubError, Listed, Listing, Response
 from lodger.weights.plan import Found, Manifest, Plan, Planned, Source
 
@@ -338,6 +340,61 @@ def test_a_folder_behind_a_link_is_refused() -> None:
     with pytest.raises(Refused, match="symbolic link"):
         plan.refuse(a_plan(), None, replace(found(), real="/srv/elsewhere"), overwrite=True)
     plan.refuse(a_plan(), None, Found("/gluster/M", "/gluster", {}, {}, 1), overwrite=False)
+
+
+# ---------------------------------------------------------------- what is kept beside the inventory
+
+CONFIG = '{"model_type": "tiny"}\n'
+OF_CONFIG = {
+    "sha256": hashlib.sha256(CONFIG.encode()).hexdigest(),
+    "git": subprocess.run(
+        ["git", "hash-object", "--stdin"], input=CONFIG, capture_output=True, text=True, check=True
+    ).stdout.strip(),
+}
+
+
+@pytest.mark.parametrize("kind", OF_CONFIG)
+@pytest.mark.parametrize(("there", "wanted"), [(None, ["config.json"]), (CONFIG, []), (CONFIG + " ", ["config.json"])])
+def test_only_what_is_not_kept_as_it_is_listed_is_read(kind: str, there: str | None, wanted: list[str], tmp_path: Path) -> None:
+    if there is not None:
+        (tmp_path / "config.json").write_text(there)
+    one = a_plan(Planned("config.json", 23, Hash(kind, OF_CONFIG[kind])), Planned("README.md", 1, Hash("none")))
+    assert kept.unread(one, tmp_path) == wanted
+    assert kept.unread(a_plan(Planned("config.json", 23, Hash("none"))), tmp_path) == ["config.json"]
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "said"),
+    [
+        (None, CONFIG, "written"),
+        ('{"_source": "public figures"}', CONFIG, "written"),
+        (CONFIG, CONFIG, ""),
+        ('{"model_type": "edited"}', '{"model_type": "edited"}', "differs"),
+        ("no JSON", "no JSON", "differs"),
+    ],
+)
+def test_a_published_file_replaces_a_reconstructed_one_and_no_other(
+    before: str | None, after: str, said: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "m" / "config.json"
+    if before is not None:
+        path.parent.mkdir()
+        path.write_text(before)
+    assert said in kept.keep(path, CONFIG)
+    assert path.read_text() == after
+    assert kept.keep(path, after) == ""
+
+
+def test_a_model_in_a_single_file_gets_an_index_that_capacity_understands(tmp_path: Path) -> None:
+    """Without one, every later task ended with a mistake of the inventory that nobody could mend."""
+    one = a_plan(*(Planned(path, size, Hash("none")) for path, size in (("model.safetensors", 3_848_000_000), ("x.txt", 9))))
+    folder = tmp_path / "qwen3.8-27b-dflash2"
+    kept.keep(folder / kept.INDEX, kept.index(one))
+    (folder / "config.json").write_text((Path(__file__).parents[2] / "hosts/models" / folder.name / "config.json").read_text())
+    known = checkpoint.read(tmp_path, folder.name)
+    assert known is not None
+    assert known.weight_bytes == 3_848_000_000
+    assert json.loads(kept.index(a_plan(Planned("model.bin", 5, Hash("none")))))["metadata"]["total_size"] == 5
 
 
 # ---------------------------------------------------------------- progress
