@@ -17,6 +17,7 @@ from lodger.facts import Fact, Facts
 from lodger.footprint import Owner, names, owners
 from lodger.packages import APT, CACHE, DPKG, KERNEL, Package
 from lodger.states.base import Blocker, NoUndo, State
+from lodger.states.paused import stopped_by_run
 
 _PATIENCE = 600.0  # seconds that somebody else's apt or dpkg is waited for
 _INSTALL = 3600.0  # seconds for dpkg with a module built for the running kernel
@@ -324,14 +325,13 @@ dkms status"""
 
     def undo(self, before: Facts, now: Facts) -> list[Command] | NoUndo:
         """Return what brings the packages of before back, with their holds, and loads their module."""
-        if before[DPKG].packages == now[DPKG].packages and not now[DPKG].complaint:
-            return NoUndo("the packages are as they were")
+        if before[DPKG].packages == now[DPKG].packages and not now[DPKG].complaint and not _unlike(before, now):
+            return NoUndo("packages and modules are as they were")
         were = self._were(before)
         known = {one.name for one in were}
         extra = [one.name for one in now[DPKG].packages.values() if one.name not in known and one.status[1:2] not in {"n", "c"}]
         held = [one.name for one in were if one.held]
         unhold = sorted({*extra, *packages.stack(self._goal.version)} - set(held))
-        modules = quote(["modprobe", "-a", *reversed(packages.unload_order(before[KERNEL].modules))])
         script = f"""set -e
 export DEBIAN_FRONTEND=noninteractive
 apt-mark unhold {quote(unhold)} || true
@@ -339,7 +339,7 @@ apt-mark unhold {quote(unhold)} || true
 dpkg --install --force-confold --force-downgrade {CACHE}/old/*.deb
 dpkg --configure -a
 {f"apt-mark hold {quote(held)}" if held else ":"}
-[ -e /proc/driver/nvidia/version ] || {modules}
+{_load(before[KERNEL])}
 nvidia-smi"""
         return [detached("driver-undo", script, why="bring the old driver back", timeout=_INSTALL)]
 
@@ -351,8 +351,8 @@ nvidia-smi"""
         for one in self._were(before):
             if is_now.packages.get(one.name) != one:
                 return f"{one.name} is not as it was"
-        if now[facts.DRIVER].loaded != before[facts.DRIVER].loaded:
-            return f"the kernel has {now[facts.DRIVER].loaded or 'no NVIDIA module'}, not {before[facts.DRIVER].loaded}"
+        if unlike := _unlike(before, now):
+            return unlike
         return now[facts.DRIVER].complaint if not before[facts.DRIVER].complaint else ""
 
 
@@ -388,6 +388,26 @@ def _unload(kernel: packages.Kernel) -> str:
     return f"systemctl stop nvidia-persistenced.service 2>/dev/null || true\n{quote(['rmmod', *order])}" if order else ":"
 
 
+def _load(kernel: packages.Kernel) -> str:
+    """Return sh that loads all that ``kernel`` had on the driver, other people's modules too; what is loaded stays."""
+    order = packages.unload_order(kernel.modules)
+    return quote(["modprobe", "-a", *reversed(order)]) if order else ":"
+
+
+def _unlike(before: Facts, now: Facts) -> str:
+    """Return in what the loaded modules are not those of ``before``."""
+    was, loaded = before[facts.DRIVER].loaded, now[facts.DRIVER].loaded
+    if loaded != was:
+        return f"the kernel has {loaded or 'no NVIDIA module'}, not {was or 'none'}"
+    return _gone(before, now)
+
+
+def _gone(before: Facts, now: Facts) -> str:
+    """Return which modules of ``before`` are not loaded now."""
+    gone = [name for name in packages.unload_order(before[KERNEL].modules) if name not in now[KERNEL].modules]
+    return f"not loaded again: {', '.join(gone)}" if gone else ""
+
+
 class DriverLoaded(State):
     """The kernel runs the declared driver, and library and nvidia-smi agree with it."""
 
@@ -395,7 +415,7 @@ class DriverLoaded(State):
         """Take the goal."""
         self.name = "driver_loaded"
         self._goal = goal
-        self.facts = (*goal.reads, KERNEL, *facts.FOOTPRINT)
+        self.facts = (facts.LEDGER, *goal.reads, KERNEL, *facts.FOOTPRINT)
         self.deadline = 60.0
 
     def missing(self, read: Facts) -> str:
@@ -403,11 +423,13 @@ class DriverLoaded(State):
         return self._goal.loaded(read)
 
     def act(self, read: Facts) -> list[Command]:
-        """Return one detached step: unload users first, load the new module, make its device nodes, ask nvidia-smi."""
+        """Return one detached step: unload users first, load the new module and them, make device nodes, ask nvidia-smi."""
+        before = stopped_by_run(read)[1] or read
         script = f"""set -e
 {_unload(read[KERNEL])}
 modprobe nvidia
 modprobe nvidia_uvm
+{_load(before[KERNEL])}
 if command -v nvidia-modprobe >/dev/null; then nvidia-modprobe -c 0 -u || true; fi
 nvidia-smi"""
         return [detached("driver-load", script, why=f"load driver {self._goal.version}", timeout=300)]
@@ -423,13 +445,20 @@ nvidia-smi"""
         return "\n".join(lines)
 
     def undo(self, before: Facts, now: Facts) -> list[Command] | NoUndo:
-        """Return the unloading of the new module; the old one is loaded once its packages are back."""
-        del before
+        """Return the unloading of the new module; the old one is loaded once its packages are back.
+
+        Where the new packages were there before this run, none are put back: the new module stays, and all that was loaded.
+        """
+        if before[DPKG].packages == now[DPKG].packages:
+            if not _gone(before, now):
+                return NoUndo("its packages were there before, and all modules are loaded")
+            return [Command(_load(before[KERNEL]), why="load the modules again", timeout=120)]
         if now[facts.DRIVER].loaded != self._goal.version:
             return NoUndo("the new module is not loaded")
         return [detached("driver-unload", _unload(now[KERNEL]), why="unload the new module", timeout=120)]
 
     def undone(self, before: Facts, now: Facts) -> str:
-        """Return that the new module is still loaded."""
-        del before
+        """Return that the new module is still loaded, or that a module is not loaded again."""
+        if before[DPKG].packages == now[DPKG].packages:
+            return _gone(before, now)
         return "the new module is still loaded" if now[facts.DRIVER].loaded == self._goal.version else ""

@@ -40,6 +40,11 @@ def driver(twin: Twin) -> str:
     return loaded if loaded == seen else ""
 
 
+def modules(twin: Twin) -> list[str]:
+    """What is loaded of the driver."""
+    return sorted(line.split()[0] for line in twin.exec("lsmod").stdout.splitlines() if line.startswith("nvidia"))
+
+
 def at_peace(twin: Twin) -> bool:
     return twin.exec("dpkg --audit; apt-get check -qq", check=False).stdout.strip() == ""
 
@@ -217,12 +222,14 @@ def test_missing_headers_are_refused_before_anything_is_stopped(old: Twin, site:
 
 @pytest.mark.parametrize(("fault", "value"), [("dkms-build-fails", NEW), ("phantom-user", ""), ("refused-version", NEW)])
 def test_a_failure_leaves_the_old_driver_with_everybody_back(fault: str, value: str, old: Twin, site: Site) -> None:
-    before = judge.snapshot(old)
+    before, loaded = judge.snapshot(old), modules(old)
     faults.switch_on(old, fault, value)
     ran = site.ops(*UPGRADE)
     faults.switch_off(old)
     assert ran.code == 1, str(ran)
+    assert (fault == "phantom-user") == ("module nvidia: used 1 times" in ran.err), "an unload that is blocked says by what"
     assert driver(old) == OLD
+    assert modules(old) == loaded
     assert everybody_is_back(old)
     assert at_peace(old)
     assert changes(before, old, upgraded=False) == []
