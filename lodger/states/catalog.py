@@ -14,7 +14,16 @@ from lodger.facts import Fact
 from lodger.footprint import Owner
 from lodger.keys import ApiKey
 from lodger.states.base import State
-from lodger.states.driver import DpkgFree, DriverInstalled, DriverLoaded, GpusReleased, PackagesCached, Upgrade, UpgradePossible
+from lodger.states.driver import (
+    DpkgFree,
+    DriverInstalled,
+    DriverLoaded,
+    GpusReleased,
+    OnlyDriverChanges,
+    PackagesCached,
+    Upgrade,
+    UpgradePossible,
+)
 from lodger.states.given import GpusAwaited, StaysPaused, WayBack, WorkerPaused, WorkerUnpaused
 from lodger.states.host import HostFit
 from lodger.states.image import ImagePresent, WeightsPresent
@@ -203,6 +212,7 @@ CATALOG: Mapping[str, tuple[str, Callable[[Situation, Any], State]]] = {
     "upgrade_possible": ("", lambda at, _: UpgradePossible(_upgrade(at))),
     "dpkg_free": ("", lambda at, _: DpkgFree(_upgrade(at))),
     "packages_cached": ("", lambda at, _: PackagesCached(_upgrade(at))),
+    "only_driver_changes": ("", lambda at, _: OnlyDriverChanges(_upgrade(at))),
     "gpus_released": ("", lambda at, _: GpusReleased(_upgrade(at))),
     "driver_installed": ("", lambda at, _: DriverInstalled(_upgrade(at))),
     "driver_loaded": ("", lambda at, _: DriverLoaded(_upgrade(at))),
