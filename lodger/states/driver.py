@@ -21,6 +21,8 @@ from lodger.states.paused import stopped_by_run
 
 _PATIENCE = 600.0  # seconds that somebody else's apt or dpkg is waited for
 _INSTALL = 3600.0  # seconds for dpkg with a module built for the running kernel
+# No questions, and no needrestart: on Ubuntu servers it restarts whatever services it likes after each installation.
+_QUIETLY = "export DEBIAN_FRONTEND=noninteractive NEEDRESTART_SUSPEND=1"
 _ROOM = 3 * 2**30  # bytes: both drivers' packages and what they unpack to
 
 
@@ -359,7 +361,7 @@ class DriverInstalled(State):
         in_the_way = [owner for owner in in_the_way if packages.branch_of(owner) not in {"", new}]
         remove = f"dpkg --remove --force-depends {quote(in_the_way)}\n" if in_the_way else ""
         script = f"""set -e
-export DEBIAN_FRONTEND=noninteractive
+{_QUIETLY}
 mend() {{
     if apt-get -s -q -f install | grep -E '^(Remv|Purg) ' | grep -vE '^[A-Z][a-z]+ ({packages.OF_DRIVER}) ' >&2; then
         echo 'to mend dependencies, apt would remove what is not of the driver' >&2
@@ -392,7 +394,7 @@ dkms status"""
         held = [one.name for one in were if one.held]
         unhold = sorted({*extra, *packages.stack(self._goal.version)} - set(held))
         script = f"""set -e
-export DEBIAN_FRONTEND=noninteractive
+{_QUIETLY}
 apt-mark unhold {quote(unhold)} || true
 {f"dpkg --purge --force-depends --force-remove-reinstreq {quote(extra)}" if extra else ":"}
 {f"dpkg --install --force-confold --force-downgrade {quote(_files(gone, now))}" if gone else ":"}

@@ -295,6 +295,21 @@ GUARDS = [
         f"{DRIVER}::test_a_failure_after_the_new_driver_was_loaded_goes_all_the_way_back",
     ),
     Guard(
+        "needrestart after our installation",
+        "lodger/states/driver.py",
+        " NEEDRESTART_SUSPEND=1",
+        "",
+        f"{DRIVER}::test_the_driver_is_upgraded_and_everybody_is_back",
+    ),
+    Guard(
+        "modules that an unloading took away before it failed",
+        "lodger/states/driver.py",
+        """{_load(before[KERNEL])}
+nvidia-smi""",
+        "nvidia-smi",
+        f"{DRIVER}::test_a_failure_leaves_the_old_driver_with_everybody_back[phantom-user-]",
+    ),
+    Guard(
         "apt's own folder among ours",
         "lodger/packages.py",
         ', "-o", "APT::Sandbox::User=root")',

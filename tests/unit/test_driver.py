@@ -138,6 +138,7 @@ def test_a_file_is_in_the_way_only_where_its_package_is_not_replaced_anyway() ->
     read = at(conflicts=found[:2])
     (install,) = DriverInstalled(GOAL).act(read)
     assert f"nvidia-utils-580={NEW}-0ubuntu1" in install.script
+    assert "NEEDRESTART_SUSPEND=1" in install.script, "or services of others are restarted"
     assert "dpkg --remove --force-depends nvidia-compute-utils-545\napt-get install" in install.script
     assert DriverInstalled(GOAL).blockers(read) == []
 
@@ -230,12 +231,14 @@ ALL_NEW = [(name, f"{NEW}-0ubuntu1") for name in NAMES]
 def test_both_ways_are_downloaded_and_the_old_one_first() -> None:
     toolkit = Package("nvidia-container-toolkit", "ii", "1.17", False)
     helper = Package("nvidia-modprobe", "ii", "545.23.06-1", False)
-    installed_ones = Dpkg({**stack(OLD), toolkit.name: toolkit, helper.name: helper}, "", "")
+    already = Package("nvidia-kernel-common-580", "ii", f"{NEW}-0ubuntu1", False)
+    installed_ones = Dpkg({**stack(OLD), **{one.name: one for one in (toolkit, helper, already)}}, "", "")
     read = at(dpkg=installed_ones, simulation=simulated(SAID))
     old, new = PackagesCached(GOAL).act(read)
     assert f"libnvidia-compute-545={OLD}-0ubuntu1" in old.script
     assert "nvidia-modprobe=545.23.06-1" in old.script, "apt replaces it, so that the way back needs it"
     assert "nvidia-container-toolkit" not in old.script
+    assert "nvidia-kernel-common" not in old.script
     assert f"nvidia-utils-580={NEW}-0ubuntu1" in new.script
     assert "nvidia-driver" not in new.script
     assert old.script.count("/var/cache/apt/archives/") == 5, "what no repository has any more may lie there"
@@ -274,6 +277,7 @@ def test_the_way_back_is_what_was_there_before_and_nothing_of_an_earlier_upgrade
     assert "470" not in undo[0].script
     assert "container" not in undo[0].script
     assert undo[0].script.count(f"_{OLD}-0ubuntu1_") == 4
+    assert "NEEDRESTART_SUSPEND=1" in undo[0].script
     assert DriverInstalled(GOAL).undone(before, at(dpkg=Dpkg({**stack(OLD), toolkit.name: toolkit}, "", ""))) == ""
     with pytest.raises(StateFailed, match=r"the way back, \S+ 545.23.06-0ubuntu1, is not in"):
         DriverInstalled(GOAL).undo(before, at(cached={}, dpkg=Dpkg(stack(NEW), "", "")))
@@ -290,7 +294,9 @@ def test_a_run_that_goes_on_keeps_the_way_back_of_the_first() -> None:
     dpkg = "@packages\n" + "".join(f"hi |{one.name}|{one.version}\n" for one in stack(OLD).values())
     before = Facts({DPKG.name: (0, f"{dpkg}@held\n{' '.join(stack(OLD))}\n@complaint\n@busy\n")})
     text = json.dumps({"stops": [], "before": before.dump()})
-    read = at(NEW, dpkg=Dpkg(stack(NEW), "half configured", ""), cached=cached(*stack(OLD).values()), ledger=text)
+    common = Package("nvidia-kernel-common-580", "ii", f"{NEW}-0ubuntu1", False)  # which apt brought along
+    dpkg_now = Dpkg({**stack(NEW), common.name: common}, "half configured", "")
+    read = at(NEW, dpkg=dpkg_now, cached=cached(*stack(OLD).values(), common), ledger=text)
     assert PackagesCached(GOAL).missing(read) == ""
     assert "rm -f" not in PackagesCached(GOAL).act(read)[0].script
     assert "the way back" in PackagesCached(GOAL).missing(read.replaced(CACHED, ""))
