@@ -137,7 +137,7 @@ class UpgradePossible(State):
         # Somebody else's run is waited for; what a cut-off run of ours left is mended by a later state.
         if dpkg.complaint and not dpkg.busy and not read[facts.LEDGER]:
             found.append(Blocker("dpkg is not at peace", dpkg.complaint, "dpkg --configure -a; apt-get -f install"))
-        elif not lacking and not dpkg.complaint and (cause := read[self._simulation].complaint):
+        elif not lacking and not dpkg.complaint and not dpkg.busy and (cause := read[self._simulation].complaint):
             hint = f"apt-get -s install {' '.join(packages.stack(self._goal.version))} tells more"
             found.append(Blocker(f"apt cannot install driver {self._goal.version}", cause, hint))
         disk = read[self._disk]

@@ -285,7 +285,7 @@ GUARDS = [
         "lodger/states/driver.py",
         "if ours or names(owner, read) & self.neighbours.keys():",  # two states look: each alone is no guard
         "if True:",
-        f"{DRIVER}::test_a_process_that_nobody_declared_is_refused_by_name_and_nothing_is_stopped",
+        f"{DRIVER}::test_what_stands_in_the_way_is_refused_by_name_and_nothing_is_stopped",
     ),
     Guard(
         "the driver's own daemon on the GPUs",
