@@ -40,8 +40,8 @@ for program in dmesg lsmod modinfo modprobe rmmod; do
 done
 # Packages come from the driver's repository beside the twin's own files; no mirror is asked.
 rm -f /etc/apt/sources.list /etc/apt/sources.list.d/*
-/usr/lib/twin/driver/packages.py offer 545.23.06 580.126.09
-systemctl enable -q twin-hardware twin-programs twin-neighbours ssh docker supervisor
+/usr/lib/twin/driver/packages.py offer 545.23.06 575.51.03 580.95.05 580.126.09
+systemctl enable -q twin-hardware twin-programs twin-neighbours unattended-upgrades ssh docker supervisor
 """
 
 

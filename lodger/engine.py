@@ -666,7 +666,7 @@ class Engine:
                 said = action.run(self.connection, lambda text: self.report.progress(run.plan.host, f"{state.name}: {text}"))
             except LodgerError as error:
                 self.log.write("check", state=state.name, passed=False, said=str(error))
-                run.outcome.evidence = state.evidence(self._fresh(state.facts))
+                self._keep_evidence(run, state)
                 raise
             self.log.write("check", state=state.name, passed=True, said=said)
             self.report.note(run.plan.host, said)
@@ -676,7 +676,15 @@ class Engine:
         if not result.ok:
             lines = [line for line in (result.stderr.strip() or result.stdout.strip()).splitlines() if line.strip()]
             cause = "; ".join(lines[-2:]) if lines else f"exit code {result.code}, nothing printed"
+            self._keep_evidence(run, state)
             raise StateFailed(f"could not {action.why}" if action.why else f"`{action}` failed", cause=cause, state=state.name)
+
+    def _keep_evidence(self, run: _Progress, state: State) -> None:
+        """Keep what an operator should see of a state that failed; that it cannot be read must not hide the failure."""
+        with contextlib.suppress(LodgerError):
+            run.outcome.evidence = state.evidence(self._fresh(state.facts))
+            if run.outcome.evidence:
+                self.log.write("evidence", state=state.name, lines=run.outcome.evidence.splitlines()[-40:])
 
     def _await(self, run: _Progress, state: State) -> None:
         """Read until ``state`` holds; raise StateFailed when it cannot any more, or its deadline has passed."""
@@ -690,7 +698,7 @@ class Engine:
             hopeless = state.hopeless(read)
             late = time.monotonic() > end
             if hopeless or late:
-                run.outcome.evidence = state.evidence(read)
+                self._keep_evidence(run, state)
                 raise StateFailed(
                     hopeless or f"after {state.deadline:.0f} s: {missing}" if state.deadline else hopeless or missing,
                     cause="" if hopeless else state.progress(read) if state.progress(read) != missing else "",

@@ -99,7 +99,7 @@ def postmortem(run: str, root: Path = JOURNALS) -> str:
         *[
             f"| {event['time'][11:19]} | {_line(event).replace('|', chr(92) + '|')} |"
             for event in events
-            if event["event"] not in {"facts"}
+            if event["event"] not in {"facts", "evidence"}
         ],
         "",
         "## Evidence",
@@ -161,6 +161,9 @@ def _evidence(events: list[Event]) -> list[str]:
     for event in failed[-5:]:
         said = (event["stderr"] or event["stdout"]).strip().splitlines()[-8:]
         lines += [f"- `{event['state']}` ended with exit code {event['code']}:", "", *(f"      {line}" for line in said), ""]
+    for event in events:
+        if event["event"] == "evidence":
+            lines += [f"- seen last of `{event['state']}`:", "", *(f"      {line}" for line in event["lines"]), ""]
     return lines or ["- every command ended as expected"]
 
 

@@ -10,10 +10,31 @@ from lodger.command import quote
 from lodger.facts import Fact
 
 CACHE = "/var/lib/lodger/driver"
+# Our own holds change with the driver, and a version within a branch may go down; who else would be touched is a refusal.
+ASKED = ("-q", "--allow-change-held-packages", "--allow-downgrades")
 # What every use of apt-get has in common. As its own user, apt would leave a folder of that user's among our files.
-APT = ("-q", "--allow-change-held-packages", "-o", f"Dir::Cache::archives={CACHE}/new", "-o", "APT::Sandbox::User=root")
+APT = (*ASKED, "-o", f"Dir::Cache::archives={CACHE}", "-o", "APT::Sandbox::User=root")
 # Compute only: a headless host needs no GL or X11, and the metapackage that would bring them cannot be satisfied.
 STACK = ("nvidia-dkms-{0}", "nvidia-kernel-source-{0}", "libnvidia-compute-{0}", "nvidia-utils-{0}")
+
+
+# What belongs to a driver: packages with a branch in their name, and the few that go with any. An ERE, for grep reads it too.
+OF_DRIVER = (
+    "(lib)?nvidia-.*-[0-9]{3}(-.*)?|cuda-drivers(-.*)?"
+    "|(xserver-xorg-video-nvidia|linux-(modules|objects|signatures)-nvidia)-[0-9]{3}(-.*)?"
+    "|nvidia-(modprobe|settings|persistenced|xconfig|firmware)|libnvidia-cfg1|libxnvctrl0"
+)
+
+
+def of_driver(name: str) -> bool:
+    """Return whether the package ``name`` belongs to a driver, of whatever branch."""
+    return re.fullmatch(OF_DRIVER, name) is not None
+
+
+def branch_of(name: str) -> str:
+    """Return the branch in the name of a driver's package, "" where there is none."""
+    found = re.search(r"-(\d{3})(?:-|$)", name)
+    return found[1] if found is not None and of_driver(name) else ""
 
 
 def branch(version: str) -> str:
@@ -69,7 +90,8 @@ def _dpkg(text: str) -> Dpkg:
 DPKG = Fact(
     "dpkg",
     r"""echo @packages
-dpkg-query -W -f '${db:Status-Abbrev}|${Package}|${Version}\n' 'nvidia-*' 'libnvidia-*' 2>/dev/null || true
+dpkg-query -W -f '${db:Status-Abbrev}|${Package}|${Version}\n' 'nvidia-*' 'libnvidia-*' 'cuda-drivers*' libxnvctrl0 \
+    'xserver-xorg-video-nvidia-*' 'linux-*-nvidia-*' 2>/dev/null || true
 echo @held
 apt-mark showhold
 echo @complaint
@@ -99,6 +121,41 @@ def candidates_fact(version: str) -> Fact[dict[str, str]]:
         return found
 
     return Fact(f"candidates {version}", f"apt-cache madison {quote(names)} 2>/dev/null || true", parse)
+
+
+@dataclass(frozen=True)
+class Change:
+    """What apt would do to a package: its version now ("" for one that is new), and then ("" for one that is removed)."""
+
+    name: str
+    now: str
+    then: str
+
+
+@dataclass(frozen=True)
+class Simulation:
+    """What an installation would come to, by apt's own word, and why it could not be ("" where it could)."""
+
+    changes: tuple[Change, ...]
+    complaint: str
+
+
+_STEP = re.compile(r"(?:Inst|Remv|Purg) (\S+)(?: \[([^\]]*)\])?(?: \((\S+))?")
+
+
+def simulated(text: str) -> Simulation:
+    """Return what ``apt-get -s`` printed, as values."""
+    found = [step for line in text.splitlines() if (step := _STEP.match(line))]
+    changes = tuple(Change(step[1], step[2] or "", (step[3] or "") if step[0].startswith("Inst") else "") for step in found)
+    unmet = re.findall(r"^ \S+ : \w+: .*|^E: .*", text, re.MULTILINE)
+    return Simulation(changes, "; ".join(line.strip() for line in unmet[:4]))
+
+
+def simulation_fact(version: str) -> Fact[Simulation]:
+    """Return the fact what the installation of the stack of driver ``version`` would do. apt locks and writes nothing."""
+    asked = [*ASKED, "-o", "Debug::NoLocking=true", "-o", "Dir::Cache::pkgcache=", "-o", "Dir::Cache::srcpkgcache="]
+    argv = ["apt-get", "-s", *asked, "install", *(f"{name}={version}*" for name in stack(version))]
+    return Fact(f"installation of {version}", f"{quote(argv)} || true", simulated)
 
 
 @dataclass(frozen=True)
@@ -156,17 +213,20 @@ def unload_order(modules: Mapping[str, tuple[int, tuple[str, ...]]]) -> list[str
     return [name for name in order if name != "nvidia"] + [name for name in order if name == "nvidia"]
 
 
-def cached_fact(folder: str) -> Fact[dict[str, str]]:
-    """Return the fact which packages lie in ``folder`` below the cache: name -> version."""
+def _cached(text: str) -> dict[tuple[str, str], str]:
+    lines = [line.split("|") for line in text.splitlines() if line.count("|") == 2]
+    return {(name, version): path for name, version, path in lines}
 
-    def parse(text: str) -> dict[str, str]:
-        return dict(line.split("|", 1) for line in text.splitlines() if "|" in line)
 
-    snippet = f"""for deb in {CACHE}/{folder}/*.deb; do
-    [ -e "$deb" ] && dpkg-deb -W --showformat='${{Package}}|${{Version}}\\n' "$deb"
+# Which packages lie in the cache: (name, version) -> file.
+CACHED = Fact(
+    "cached packages",
+    f"""find {CACHE} -name partial -prune -o -name '*.deb' -print 2>/dev/null | while read -r deb; do
+    dpkg-deb -W --showformat='${{Package}}|${{Version}}|' "$deb" && echo "$deb"
 done
-true"""
-    return Fact(f"cached {folder}", snippet, parse)
+true""",
+    _cached,
+)
 
 
 def pinned(candidates: Mapping[str, str], names: Iterable[str]) -> list[str]:

@@ -59,13 +59,13 @@ class Terminal:
         return f"\033[{_COLOURS[mark]}m{padded}\033[0m" if self._tty and mark in _COLOURS else padded
 
     def error(self, error: LodgerError, evidence: str = "") -> None:
-        """Show an error: one red sentence, the cause, a hint, and the last lines of a log where there are any."""
+        """Show an error: one red sentence, the cause, a hint, and what was seen last (a log, who holds what)."""
         where = ": ".join(part for part in (error.host, error.state) if part)
         first = f"{where}: {error.what}" if where else error.what
         lines = [f"\033[31m{first}\033[0m" if self._tty else first]
         lines += [f"  cause: {error.cause}"] if error.cause else []
         lines += [f"  hint: {error.hint}"] if error.hint else []
-        lines += ["  last log lines:", *(f"    {line}" for line in evidence.splitlines())] if evidence else []
+        lines += ["  seen last:", *(f"    {line}" for line in evidence.splitlines())] if evidence else []
         self.note("", "\n".join(lines))
 
 

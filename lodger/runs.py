@@ -179,8 +179,10 @@ def look(host: Host, plan: Callable[[Host], Plan]) -> Look:
             engine = Engine(connection, _NoLog(), _Report(), lambda *_: [], user="", machine_id=host.machine_id)
             read, steps = engine.look(wanted)
             seen.diff, seen.remarks = wanted.difference(read), tuple(wanted.remarks(read))
+            refusal = _refusal(engine, steps, read)
             seen.states = [
-                (step.state.name, missing := step.state.missing(read), _commands(step, read, missing)) for step in steps
+                (step.state.name, missing := step.state.missing(read), [] if refusal else _commands(step, read, missing))
+                for step in steps
             ]
             if wanted.document is not None:
                 said: dict[int, list[str]] = {}
@@ -189,12 +191,22 @@ def look(host: Host, plan: Callable[[Host], Plan]) -> Look:
                     said[step.line] += commands
                 seen.document = wanted.document(said)
             seen.round_trips = connection.round_trips
-            engine.refuse_early(steps, read)
+            if refusal is not None:
+                raise refusal
     except LodgerError as error:
         error.host = error.host or host.name
         seen.error = error
     seen.seconds = time.monotonic() - start
     return seen
+
+
+def _refusal(engine: Engine, steps: Sequence[Step], read: Facts) -> Refused | None:
+    """Return why a run would not begin: none of its commands would be run then, and some could not even be told."""
+    try:
+        engine.refuse_early(steps, read)
+    except Refused as refusal:
+        return refusal
+    return None
 
 
 def _commands(step: Step, read: Facts, missing: str) -> list[str]:

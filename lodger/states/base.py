@@ -88,7 +88,7 @@ class State:
         return self.missing(read)
 
     def evidence(self, read: Facts) -> str:
-        """Return what an operator should see when this state fails (last log lines), "" for nothing."""
+        """Return what an operator should see when this state fails (last log lines, who holds what), "" for nothing."""
         del read
         return ""
 

@@ -14,7 +14,16 @@ from lodger.facts import Fact
 from lodger.footprint import Owner
 from lodger.keys import ApiKey
 from lodger.states.base import State
-from lodger.states.driver import DpkgFree, DriverInstalled, DriverLoaded, GpusReleased, PackagesCached, Upgrade, UpgradePossible
+from lodger.states.driver import (
+    DpkgFree,
+    DriverInstalled,
+    DriverLoaded,
+    GpusReleased,
+    OnlyDriverChanges,
+    PackagesCached,
+    Upgrade,
+    UpgradePossible,
+)
 from lodger.states.given import GpusAwaited, StaysPaused, WayBack, WorkerPaused, WorkerUnpaused
 from lodger.states.host import HostFit
 from lodger.states.image import ImagePresent, WeightsPresent
@@ -23,6 +32,7 @@ from lodger.states.neighbour import NeighbourReplaced, NeighbourRestored
 from lodger.states.paused import (
     NeighbourPaused,
     NeighbourResumed,
+    NeighbourTold,
     NeighbourWarned,
     Reached,
     ServiceResumed,
@@ -136,10 +146,6 @@ def _smoke_passed(at: Situation, service: Any) -> State:
     return Smoked(service, at.host, at.smoke(service.name))
 
 
-def _telling(at: Situation, name: str) -> str:
-    return next((notice.command for notice in at.warned if notice.name == name), "")
-
-
 def _upgrade(at: Situation) -> Upgrade:
     if at.upgrade is None:
         raise LookupError("this state needs a host whose driver is to be upgraded")
@@ -195,7 +201,8 @@ CATALOG: Mapping[str, tuple[str, Callable[[Situation, Any], State]]] = {
         lambda at, item: NeighbourWarned(item.name, item.command, item.minutes, at.reached, at.reads),
     ),
     "neighbour_paused": ("pausable neighbour", lambda at, item: NeighbourPaused(item[0], item[1], at.reached, at.reads)),
-    "neighbour_resumed": ("pausable neighbour", lambda at, item: NeighbourResumed(item[0], item[1], _telling(at, item[1]))),
+    "neighbour_resumed": ("pausable neighbour", lambda _, item: NeighbourResumed(*item)),
+    "neighbour_told": ("warned neighbour", lambda _, item: NeighbourTold(item.name, item.command)),
     "worker_leaving": ("worker", lambda at, item: WorkerLeaving(item, at.host, _place(at, item), at.reached, at.reads)),
     "worker_returned": ("worker", lambda at, item: WorkerReturned(item, at.host, _place(at, item))),
     "service_stopped": ("worker", lambda at, item: ServiceStopped(item, at.host, at.reached, at.reads)),
@@ -203,6 +210,7 @@ CATALOG: Mapping[str, tuple[str, Callable[[Situation, Any], State]]] = {
     "upgrade_possible": ("", lambda at, _: UpgradePossible(_upgrade(at))),
     "dpkg_free": ("", lambda at, _: DpkgFree(_upgrade(at))),
     "packages_cached": ("", lambda at, _: PackagesCached(_upgrade(at))),
+    "only_driver_changes": ("", lambda at, _: OnlyDriverChanges(_upgrade(at))),
     "gpus_released": ("", lambda at, _: GpusReleased(_upgrade(at))),
     "driver_installed": ("", lambda at, _: DriverInstalled(_upgrade(at))),
     "driver_loaded": ("", lambda at, _: DriverLoaded(_upgrade(at))),

@@ -6,20 +6,23 @@ second run finds nothing to do.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from lodger import facts, packages
-from lodger.command import Command, detached, quote, run
+from lodger.command import Command, detached, quote
+from lodger.errors import StateFailed
 from lodger.facts import Fact, Facts
 from lodger.footprint import Owner, names, owners
-from lodger.packages import APT, CACHE, DPKG, KERNEL, Package
+from lodger.packages import APT, CACHE, CACHED, DPKG, KERNEL, Package
 from lodger.states.base import Blocker, NoUndo, State
+from lodger.states.paused import stopped_by_run
 
 _PATIENCE = 600.0  # seconds that somebody else's apt or dpkg is waited for
 _INSTALL = 3600.0  # seconds for dpkg with a module built for the running kernel
+# No questions, and no needrestart: on Ubuntu servers it restarts whatever services it likes after each installation.
+_QUIETLY = "export DEBIAN_FRONTEND=noninteractive NEEDRESTART_SUSPEND=1"
 _ROOM = 3 * 2**30  # bytes: both drivers' packages and what they unpack to
 
 
@@ -105,8 +108,10 @@ class UpgradePossible(State):
         self.name = "upgrade_possible"
         self._goal = goal
         self._candidates = packages.candidates_fact(goal.version)
+        self._simulation = packages.simulation_fact(goal.version)
         self._disk = facts.disk_fact("/var/lib/lodger")
-        self.facts = (facts.LEDGER, *goal.reads, *facts.FOOTPRINT, KERNEL, self._candidates, self._disk)
+        looks = (KERNEL, self._candidates, self._simulation, self._disk)
+        self.facts = (facts.LEDGER, *goal.reads, *facts.FOOTPRINT, *looks)
 
     def missing(self, read: Facts) -> str:
         """Return the first thing in the way."""
@@ -132,6 +137,9 @@ class UpgradePossible(State):
         # Somebody else's run is waited for; what a cut-off run of ours left is mended by a later state.
         if dpkg.complaint and not dpkg.busy and not read[facts.LEDGER]:
             found.append(Blocker("dpkg is not at peace", dpkg.complaint, "dpkg --configure -a; apt-get -f install"))
+        elif not lacking and not dpkg.complaint and not dpkg.busy and (cause := read[self._simulation].complaint):
+            hint = f"apt-get -s install {' '.join(packages.stack(self._goal.version))} tells more"
+            found.append(Blocker(f"apt cannot install driver {self._goal.version}", cause, hint))
         disk = read[self._disk]
         if disk.free < _ROOM or not disk.writable:
             cause = f"{disk.free / 2**30:.1f} GiB are free, {_ROOM / 2**30:.0f} GiB are needed"
@@ -162,25 +170,38 @@ class DpkgFree(State):
 
 
 class PackagesCached(State):
-    """The new packages are on the host, and so are the old ones, which the undo needs."""
+    """The new packages are on the host, and so are those they take the place of, which the undo needs."""
 
     def __init__(self, goal: Upgrade) -> None:
         """Take the goal."""
         self.name = "packages_cached"
         self._goal = goal
         self._candidates = packages.candidates_fact(goal.version)
-        self._new, self._old = packages.cached_fact("new"), packages.cached_fact("old")
-        self.facts = (*goal.reads, self._candidates, self._new, self._old)
+        self._simulation = packages.simulation_fact(goal.version)
+        self.facts = (facts.LEDGER, *goal.reads, self._candidates, self._simulation, CACHED)
 
-    def _lacking(self, read: Facts) -> tuple[list[str], list[Package]]:
-        dpkg, new, old = read[DPKG], read[self._new], read[self._old]
-        wanted = [
-            name
-            for name, version in read[self._candidates].items()
-            if new.get(name) != version and (name not in dpkg.packages or dpkg.packages[name].version != version)
+    def _new(self, read: Facts) -> dict[str, str]:
+        """Return what is installed: the stack, and what apt adds to it."""
+        added = {change.name: change.then for change in read[self._simulation].changes if change.then}
+        return added | read[self._candidates]
+
+    def _old(self, read: Facts) -> list[Package]:
+        """Return what was installed before this run, or the one it goes on from, and the new packages take the place of."""
+        changed = {change.name for change in read[self._simulation].changes if change.now}
+        return [
+            one
+            for one in driver_packages(stopped_by_run(read)[1] or read)
+            if not one.version.startswith(self._goal.version) and (one.name in changed or packages.branch_of(one.name))
         ]
-        there = [one for one in dpkg.packages.values() if one.well and _foreign_branch(one.name, self._goal.version)]
-        return wanted, [one for one in there if old.get(one.name) != one.version]
+
+    def _lacking(self, read: Facts) -> tuple[dict[str, str], dict[str, str]]:
+        there, cached = read[DPKG].packages, read[CACHED]
+        new = {
+            name: version
+            for name, version in self._new(read).items()
+            if (name, version) not in cached and (name not in there or there[name].version != version)
+        }
+        return new, {one.name: one.version for one in self._old(read) if (one.name, one.version) not in cached}
 
     def missing(self, read: Facts) -> str:
         """Return the first package that is not in the cache."""
@@ -188,23 +209,19 @@ class PackagesCached(State):
             return ""
         new, old = self._lacking(read)
         if new:
-            return f"{new[0]} is not downloaded"
-        return f"the way back, {old[0].name} {old[0].version}, is not downloaded" if old else ""
+            return f"{next(iter(new))} is not downloaded"
+        return next((f"the way back, {name} {version}, is not downloaded" for name, version in old.items()), "")
 
     def act(self, read: Facts) -> list[Command]:
-        """Return both downloads; nothing is installed."""
-        offered = read[self._candidates]
-        _, old = self._lacking(read)
-        new = packages.pinned(offered, offered)
-        back = quote([f"{one.name}={one.version}" for one in old])
-        fetch_old = f"cd {CACHE}/old && {{ apt-get download -q {back} || cp -n {_archived(old)} .; }}" if old else ":"
+        """Return both downloads, the way back first, and the removal of what neither way needs; nothing is installed."""
+        new, old = self._lacking(read)
+        needed = {*self._new(read).items(), *((one.name, one.version) for one in self._old(read))}
+        needed |= {(one.name, one.version) for one in read[DPKG].packages.values()}
+        spent = [path for package, path in read[CACHED].items() if package not in needed]
+        why = "download the packages that are installed now: the way back"
         return [
-            Command(
-                f"mkdir -p {CACHE}/new/partial {CACHE}/old && {fetch_old}",
-                why="download the packages that are installed now: the way back",
-                timeout=1800,
-            ),
-            run("apt-get", "install", "-y", "--download-only", *APT, *new, why="download the new packages", timeout=1800),
+            Command(f"{f'rm -f {quote(spent)}; ' if spent else ''}{_download(old)}", why=why, timeout=1800),
+            Command(_download(new), why="download the new packages", timeout=1800),
         ]
 
     def undo(self, before: Facts, now: Facts) -> NoUndo:
@@ -213,13 +230,18 @@ class PackagesCached(State):
         return NoUndo("downloaded packages change nothing, and the next try needs them")
 
 
-def _foreign_branch(name: str, version: str) -> bool:
-    number = re.search(r"-(\d{3})(?:-|$)", name)
-    return number is not None and number[1] != packages.branch(version)
+def driver_packages(read: Facts) -> list[Package]:
+    """Return the driver's packages that are installed."""
+    return [one for one in read[DPKG].packages.values() if one.well and packages.of_driver(one.name)]
 
 
-def _archived(wanted: Sequence[Package]) -> str:
-    return " ".join(f"/var/cache/apt/archives/{quote([one.name])}_*" for one in wanted)
+def _download(wanted: Mapping[str, str]) -> str:
+    """Return sh that downloads the packages ``wanted``, of any version that apt still knows or has in its own cache."""
+    pins = {name: quote([f"{name}={version}"]) for name, version in wanted.items()}
+    get = quote(["apt-get", "download", "-q", "-o", "APT::Sandbox::User=root"])
+    each = [f"{{ {get} {pin} || cp /var/cache/apt/archives/{quote([name])}_* .; }}" for name, pin in pins.items()]
+    every = f"{get} {' '.join(pins.values())} || {{ {' && '.join(each)}; }}" if pins else ":"
+    return f"mkdir -p {CACHE}/partial && cd {CACHE} && {{ {every}; }} && sync -f ."
 
 
 @dataclass(frozen=True)
@@ -243,11 +265,14 @@ def _conflicts(text: str) -> tuple[Conflict, ...]:
     return tuple(found)
 
 
-# Files of the new packages that another package owns. dpkg stops at each whose package the new one does not replace.
-CONFLICTS = Fact(
-    "file conflicts",
-    rf"""for deb in {CACHE}/new/*.deb; do
+def conflicts_fact(version: str) -> Fact[tuple[Conflict, ...]]:
+    """Return the fact which files of the downloaded packages of driver ``version`` another package owns.
+
+    dpkg stops at each whose package the new one does not replace.
+    """
+    snippet = rf"""for deb in {CACHE}/*.deb; do
     [ -e "$deb" ] || continue
+    case $(dpkg-deb -f "$deb" Version) in {quote([version])}*) ;; *) continue ;; esac
     new=$(dpkg-deb -f "$deb" Package) replaces=$(dpkg-deb -f "$deb" Replaces | tr -d '\n')
     dpkg-deb --fsys-tarfile "$deb" | tar -t | grep -v '/$' | sed 's|^\./|/|' | xargs -r dpkg-query -S 2>/dev/null |
         sed -n 's|^\([^:,]*\)[^ ]*: \(.*\)|\1 \2|p' | while read -r owner path; do
@@ -255,9 +280,44 @@ CONFLICTS = Fact(
             printf '%s|%s|%s|%s|%s\n' "$owner" "$(dpkg-query -W -f '${{Provides}}' "$owner")" "$new" "$replaces" "$path"
     done
 done
-true""",
-    _conflicts,
-)
+true"""
+    return Fact(f"file conflicts of {version}", snippet, _conflicts)
+
+
+class OnlyDriverChanges(State):
+    """What is installed takes the place of packages of the driver, and of nothing else."""
+
+    def __init__(self, goal: Upgrade) -> None:
+        """Take the goal."""
+        self.name = "only_driver_changes"
+        self._goal = goal
+        self._simulation = packages.simulation_fact(goal.version)
+        self._conflicts = conflicts_fact(goal.version)
+        self.facts = (*goal.reads, self._simulation, self._conflicts)
+
+    def missing(self, read: Facts) -> str:
+        """Return the first package of others that would change."""
+        return next((blocker.what for blocker in self.blockers(read)), "")
+
+    def blockers(self, read: Facts) -> list[Blocker]:
+        """Return every package that apt would change, or whose files are in the way, and that is not of the driver."""
+        if self._goal.reached(read):
+            return []
+        found = []
+        for change in read[self._simulation].changes:
+            if not packages.of_driver(change.name):
+                what = "replace" if change.now and change.then else "remove" if change.now else "add"
+                hint = (
+                    f"install {change.name} first"
+                    if what == "add"
+                    else f"ask who uses {change.name}, and move it out of the way"
+                )
+                found.append(Blocker(f"apt would {what} {change.name}, which is not of the driver", "apt-get -s says so", hint))
+        for one in read[self._conflicts]:
+            if not one.declared and not packages.branch_of(one.owner):
+                what = f"{one.owner} owns {one.path}, which {one.new} brings too"
+                found.append(Blocker(what, hint=f"ask who installed {one.owner}"))
+        return found
 
 
 class DriverInstalled(State):
@@ -271,8 +331,9 @@ class DriverInstalled(State):
         self.name = "driver_installed"
         self._goal = goal
         self._candidates = packages.candidates_fact(goal.version)
-        self._old = packages.cached_fact("old")
-        self.facts = (*goal.reads, KERNEL, self._candidates, CONFLICTS, self._old)
+        self._conflicts = conflicts_fact(goal.version)
+        self._others = OnlyDriverChanges(goal)
+        self.facts = (*self._others.facts, KERNEL, self._candidates, CACHED)
         self.undo_deadline = 120.0
 
     def missing(self, read: Facts) -> str:
@@ -286,60 +347,60 @@ class DriverInstalled(State):
         )
 
     def blockers(self, read: Facts) -> list[Blocker]:
-        """Return a file of the new packages that somebody else's package owns."""
-        return [
-            Blocker(f"{one.owner} owns {one.path}, which {one.new} brings too", hint=f"ask who installed {one.owner}")
-            for one in read[CONFLICTS]
-            if not one.declared
-            and not _foreign_branch(one.owner, self._goal.version)
-            and not one.owner.endswith(f"-{packages.branch(self._goal.version)}")
-        ]
+        """Return what of others would change: it came after the first look."""
+        return self._others.blockers(read)
 
     def act(self, read: Facts) -> list[Command]:
-        """Return simulation, then one detached step: conflicts out of the way, install, mend, hold."""
+        """Return one detached step: conflicts out of the way, install, mend, hold."""
         offered = read[self._candidates]
         wanted = packages.pinned(offered, packages.stack(self._goal.version))
         # No --no-download: a dependency that the cache lacks is still to be had.
         install = quote(["apt-get", "install", "-y", *APT, "-o", "Dpkg::Options::=--force-confold", *wanted])
-        in_the_way = sorted(
-            {one.owner for one in read[CONFLICTS] if not one.declared and _foreign_branch(one.owner, self._goal.version)}
-        )
+        new = packages.branch(self._goal.version)
+        in_the_way = sorted({one.owner for one in read[self._conflicts] if not one.declared} - {""})
+        in_the_way = [owner for owner in in_the_way if packages.branch_of(owner) not in {"", new}]
         remove = f"dpkg --remove --force-depends {quote(in_the_way)}\n" if in_the_way else ""
         script = f"""set -e
-export DEBIAN_FRONTEND=noninteractive
+{_QUIETLY}
+mend() {{
+    if apt-get -s -q -f install | grep -E '^(Remv|Purg) ' | grep -vE '^[A-Z][a-z]+ ({packages.OF_DRIVER}) ' >&2; then
+        echo 'to mend dependencies, apt would remove what is not of the driver' >&2
+        exit 1
+    fi
+    apt-get -y -q -f install
+}}
 dpkg --configure -a || true
-{remove}{install} || {{ dpkg --configure -a; apt-get -y -q -f install; {install}; }}
+{remove}{install} || {{ dpkg --configure -a; mend; {install}; }}
 dpkg --configure -a
-apt-get -y -q -f install
+mend
 apt-mark hold {quote(packages.stack(self._goal.version))}
 dkms status"""
-        simulate = quote(["apt-get", "-s", *APT, "-f", "install", *wanted])
-        return [
-            Command(simulate, why="let apt simulate it first", timeout=120),
-            detached("driver-install", script, why=f"install driver {self._goal.version}", timeout=_INSTALL),
-        ]
-
-    def _were(self, before: Facts) -> list[Package]:
-        return [one for one in before[DPKG].packages.values() if one.well]
+        return [detached("driver-install", script, why=f"install driver {self._goal.version}", timeout=_INSTALL)]
 
     def undo(self, before: Facts, now: Facts) -> list[Command] | NoUndo:
-        """Return what brings the packages of before back, with their holds, and loads their module."""
-        if before[DPKG].packages == now[DPKG].packages and not now[DPKG].complaint:
-            return NoUndo("the packages are as they were")
-        were = self._were(before)
+        """Return what brings the packages of before back, each by its own file, with their holds, and loads their module."""
+        if before[DPKG].packages == now[DPKG].packages and not now[DPKG].complaint and not _unlike(before, now):
+            return NoUndo("packages and modules are as they were")
+        were, there = driver_packages(before), now[DPKG].packages
         known = {one.name for one in were}
-        extra = [one.name for one in now[DPKG].packages.values() if one.name not in known and one.status[1:2] not in {"n", "c"}]
+        extra = sorted(
+            one.name
+            for one in there.values()
+            if one.name not in known and packages.of_driver(one.name) and one.status[1:2] not in {"n", "c"}
+        )
+        gone = [
+            one for one in were if one.name not in there or not there[one.name].well or there[one.name].version != one.version
+        ]
         held = [one.name for one in were if one.held]
         unhold = sorted({*extra, *packages.stack(self._goal.version)} - set(held))
-        modules = quote(["modprobe", "-a", *reversed(packages.unload_order(before[KERNEL].modules))])
         script = f"""set -e
-export DEBIAN_FRONTEND=noninteractive
+{_QUIETLY}
 apt-mark unhold {quote(unhold)} || true
-{f"dpkg --purge --force-depends --force-remove-reinstreq {quote(sorted(extra))}" if extra else ":"}
-dpkg --install --force-confold --force-downgrade {CACHE}/old/*.deb
+{f"dpkg --purge --force-depends --force-remove-reinstreq {quote(extra)}" if extra else ":"}
+{f"dpkg --install --force-confold --force-downgrade {quote(_files(gone, now))}" if gone else ":"}
 dpkg --configure -a
 {f"apt-mark hold {quote(held)}" if held else ":"}
-[ -e /proc/driver/nvidia/version ] || {modules}
+{_load(before[KERNEL])}
 nvidia-smi"""
         return [detached("driver-undo", script, why="bring the old driver back", timeout=_INSTALL)]
 
@@ -348,12 +409,21 @@ nvidia-smi"""
         was, is_now = before[DPKG], now[DPKG]
         if is_now.complaint and not was.complaint:
             return f"dpkg is not at peace: {is_now.complaint}"
-        for one in self._were(before):
+        for one in driver_packages(before):
             if is_now.packages.get(one.name) != one:
                 return f"{one.name} is not as it was"
-        if now[facts.DRIVER].loaded != before[facts.DRIVER].loaded:
-            return f"the kernel has {now[facts.DRIVER].loaded or 'no NVIDIA module'}, not {before[facts.DRIVER].loaded}"
+        if unlike := _unlike(before, now):
+            return unlike
         return now[facts.DRIVER].complaint if not before[facts.DRIVER].complaint else ""
+
+
+def _files(wanted: Sequence[Package], now: Facts) -> list[str]:
+    """Return the files in the cache that are the packages ``wanted``; raise StateFailed for one that is not there."""
+    lost = [one for one in wanted if (one.name, one.version) not in now[CACHED]]
+    if lost:
+        hint = f"put it there, then run this again; {CACHE} is where the way back lies"
+        raise StateFailed(f"the way back, {lost[0].name} {lost[0].version}, is not in {CACHE}", hint=hint)
+    return sorted(now[CACHED][one.name, one.version] for one in wanted)
 
 
 class GpusReleased(State):
@@ -388,6 +458,26 @@ def _unload(kernel: packages.Kernel) -> str:
     return f"systemctl stop nvidia-persistenced.service 2>/dev/null || true\n{quote(['rmmod', *order])}" if order else ":"
 
 
+def _load(kernel: packages.Kernel) -> str:
+    """Return sh that loads all that ``kernel`` had on the driver, other people's modules too; what is loaded stays."""
+    order = packages.unload_order(kernel.modules)
+    return quote(["modprobe", "-a", *reversed(order)]) if order else ":"
+
+
+def _unlike(before: Facts, now: Facts) -> str:
+    """Return in what the loaded modules are not those of ``before``."""
+    was, loaded = before[facts.DRIVER].loaded, now[facts.DRIVER].loaded
+    if loaded != was:
+        return f"the kernel has {loaded or 'no NVIDIA module'}, not {was or 'none'}"
+    return _gone(before, now)
+
+
+def _gone(before: Facts, now: Facts) -> str:
+    """Return which modules of ``before`` are not loaded now."""
+    gone = [name for name in packages.unload_order(before[KERNEL].modules) if name not in now[KERNEL].modules]
+    return f"not loaded again: {', '.join(gone)}" if gone else ""
+
+
 class DriverLoaded(State):
     """The kernel runs the declared driver, and library and nvidia-smi agree with it."""
 
@@ -395,7 +485,7 @@ class DriverLoaded(State):
         """Take the goal."""
         self.name = "driver_loaded"
         self._goal = goal
-        self.facts = (*goal.reads, KERNEL, *facts.FOOTPRINT)
+        self.facts = (facts.LEDGER, *goal.reads, KERNEL, *facts.FOOTPRINT)
         self.deadline = 60.0
 
     def missing(self, read: Facts) -> str:
@@ -403,11 +493,13 @@ class DriverLoaded(State):
         return self._goal.loaded(read)
 
     def act(self, read: Facts) -> list[Command]:
-        """Return one detached step: unload users first, load the new module, make its device nodes, ask nvidia-smi."""
+        """Return one detached step: unload users first, load the new module and them, make device nodes, ask nvidia-smi."""
+        before = stopped_by_run(read)[1] or read
         script = f"""set -e
 {_unload(read[KERNEL])}
 modprobe nvidia
 modprobe nvidia_uvm
+{_load(before[KERNEL])}
 if command -v nvidia-modprobe >/dev/null; then nvidia-modprobe -c 0 -u || true; fi
 nvidia-smi"""
         return [detached("driver-load", script, why=f"load driver {self._goal.version}", timeout=300)]
@@ -423,13 +515,20 @@ nvidia-smi"""
         return "\n".join(lines)
 
     def undo(self, before: Facts, now: Facts) -> list[Command] | NoUndo:
-        """Return the unloading of the new module; the old one is loaded once its packages are back."""
-        del before
+        """Return the unloading of the new module; the old one is loaded once its packages are back.
+
+        Where the new packages were there before this run, none are put back: the new module stays, and all that was loaded.
+        """
+        if before[DPKG].packages == now[DPKG].packages:
+            if not _gone(before, now):
+                return NoUndo("its packages were there before, and all modules are loaded")
+            return [Command(_load(before[KERNEL]), why="load the modules again", timeout=120)]
         if now[facts.DRIVER].loaded != self._goal.version:
             return NoUndo("the new module is not loaded")
         return [detached("driver-unload", _unload(now[KERNEL]), why="unload the new module", timeout=120)]
 
     def undone(self, before: Facts, now: Facts) -> str:
-        """Return that the new module is still loaded."""
-        del before
+        """Return that the new module is still loaded, or that a module is not loaded again."""
+        if before[DPKG].packages == now[DPKG].packages:
+            return _gone(before, now)
         return "the new module is still loaded" if now[facts.DRIVER].loaded == self._goal.version else ""

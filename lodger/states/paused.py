@@ -99,11 +99,9 @@ def _on_gpus(read: Facts) -> frozenset[Owner]:
 class NeighbourResumed(State):
     """What this run stopped of a neighbour runs again, on its GPUs; what did not run before is left alone."""
 
-    def __init__(self, kind: str, name: str, tell: str = "") -> None:
-        """Take ``kind`` and ``name``, and the command that tells its people that it is back."""
+    def __init__(self, kind: str, name: str) -> None:
+        """Take ``kind`` and ``name``."""
         self.name = f"neighbour_resumed({name})"
-        self._tell = tell
-        self._record = f"{paths.VAR}/warned/{name}"
         self._reading = Reading(kind, name)
         self._id = f"{kind} {name}"
         self.facts = (facts.LEDGER, self._reading.fact, *facts.FOOTPRINT)
@@ -121,12 +119,9 @@ class NeighbourResumed(State):
         return _not_running(was, self._reading.of(read)) or _without_gpu(was, before, read)
 
     def act(self, read: Facts) -> list[Command]:
-        """Return the start of what ran before, and word of it."""
+        """Return the start of what ran before."""
         was = self._was(read)
-        if was is None:
-            return []
-        tell = [Command(_telling("after", 0, self._tell), why="tell the people behind it", timeout=120)] if self._tell else []
-        return [*was.start(), *tell, run("rm", "-f", self._record, why="the next pause is told anew")]
+        return was.start() if was is not None else []
 
     def touched(self, read: Facts) -> frozenset[Owner]:
         """Return under which names it may change."""
@@ -238,35 +233,99 @@ class ServiceResumed(ServiceReady):
         return [run("systemctl", "stop", self.service.unit, why="free the GPUs to go back", timeout=self.service.stop + 60)]
 
 
+class _Told(State):
+    """What telling people before and after a pause shares: the command, and the record that says when they were told.
+
+    The record holds the host's clock (s since 1970) at the end of the warning. It is spent once they are told that the
+    pause is over, whatever became of the run.
+    """
+
+    def __init__(self, name: str, command: str, minutes: int) -> None:
+        self._command, self._minutes = command, minutes
+        self._path = f"{paths.VAR}/warned/{name}"
+        self.facts: tuple[Fact[Any], ...] = (facts.DEPLOYED,)
+
+    def _told(self, read: Facts) -> float | None:
+        """Return when they were told before a pause whose end they do not know of yet, None where they were not."""
+        record = read[facts.DEPLOYED].files.get(self._path)
+        if record is None:
+            return None
+        try:
+            return float(record.content)
+        except ValueError:
+            return 0.0  # of an older Lodger, or of nobody: told, and a long time ago
+
+    def _tell_after(self) -> list[Command]:
+        """Return word that it is over, and the end of the record. That it cannot be told undoes nothing."""
+        told = f"timeout 100 {_telling('after', 0, self._command)}"
+        return [
+            Command(told, why="tell the people behind it that it is over", timeout=120, ok=tuple(range(256))),
+            run("rm", "-f", self._path, why="the next pause is told anew"),
+        ]
+
+
 def _telling(when: str, minutes: int, command: str) -> str:
-    return f"WHEN={when} MINUTES={minutes} sh -c {quote([command])}"
+    return quote(["env", f"WHEN={when}", f"MINUTES={minutes}", "sh", "-c", command])
 
 
-class NeighbourWarned(State):
-    """The people behind a neighbour were told, so many minutes before it is paused."""
+class NeighbourWarned(_Told):
+    """The people behind a neighbour were told by this run, or the one it goes on from, so many minutes before it is paused."""
 
     def __init__(self, name: str, command: str, minutes: int, reached: Reached, reads: Sequence[Fact[Any]]) -> None:
         """Take the neighbour's name, the command that tells (run by sh with WHEN and MINUTES set), and how long before."""
+        super().__init__(name, command, minutes)
         self.name = f"neighbour_warned({name})"
-        self._command, self._minutes, self._reached = command, minutes, reached
-        self._record = f"warned/{name}"
-        self.facts = (facts.DEPLOYED, *reads)
+        self._reached = reached
+        self.facts = (facts.LEDGER, facts.MACHINE, facts.DEPLOYED, *reads)
 
     def missing(self, read: Facts) -> str:
-        """Return that nobody was told."""
-        told = read[facts.DEPLOYED].record(self._record) is not None
-        return "" if told or self._reached(read) else f"nobody was told yet; the pause begins {self._minutes} minutes after"
+        """Return that nobody was told since this run began: what an earlier one said was of another pause."""
+        _, before = stopped_by_run(read)
+        told = self._told(read)
+        if self._reached(read) or (before is not None and told is not None and told >= before[facts.MACHINE].clock):
+            return ""
+        return f"nobody was told yet; the pause begins {self._minutes} minutes after"
 
     def act(self, read: Facts) -> list[Command]:
         """Return the telling, the wait, and the note that it was done."""
         del read
+        path, folder = quote([self._path]), quote([self._path.rpartition("/")[0]])
+        note = f"mkdir -p {folder} && date +%s > {path}.new && sync {path}.new && mv -f {path}.new {path}"
         return [
             Command(_telling("before", self._minutes, self._command), why="tell the people behind it", timeout=120),
             Command(f"sleep {self._minutes * 60}", why="give them time", sudo=False, timeout=self._minutes * 60 + 60),
-            paths.write(f"{paths.VAR}/{self._record}", "told\n", why="note that they were told"),
+            Command(note, why="note that they were told"),
         ]
 
+    def undo(self, before: Facts, now: Facts) -> list[Command] | NoUndo:
+        """Return word that it is over: by now everybody is back."""
+        del before
+        return self._tell_after() if self._told(now) is not None else NoUndo("nobody was told")
+
+    def undone(self, before: Facts, now: Facts) -> str:
+        """Return that they do not know yet."""
+        del before
+        return "" if self._told(now) is None else "nobody was told that it is over"
+
+
+class NeighbourTold(_Told):
+    """The people behind a neighbour that was paused know that it is over."""
+
+    def __init__(self, name: str, command: str) -> None:
+        """Take the neighbour's name, and the command that tells (run by sh with WHEN and MINUTES set)."""
+        super().__init__(name, command, 0)
+        self.name = f"neighbour_told({name})"
+
+    def missing(self, read: Facts) -> str:
+        """Return that they know of the pause alone."""
+        return "" if self._told(read) is None else "nobody was told yet that it is over"
+
+    def act(self, read: Facts) -> list[Command]:
+        """Return word of it, and the end of the record."""
+        del read
+        return self._tell_after()
+
     def undo(self, before: Facts, now: Facts) -> NoUndo:
-        """Leave it: what was said cannot be unsaid."""
+        """Leave it."""
         del before, now
         return NoUndo("what was said cannot be unsaid")

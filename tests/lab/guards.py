@@ -285,7 +285,7 @@ GUARDS = [
         "lodger/states/driver.py",
         "if ours or names(owner, read) & self.neighbours.keys():",  # two states look: each alone is no guard
         "if True:",
-        f"{DRIVER}::test_a_process_that_nobody_declared_is_refused_by_name_and_nothing_is_stopped",
+        f"{DRIVER}::test_what_stands_in_the_way_is_refused_by_name_and_nothing_is_stopped",
     ),
     Guard(
         "the driver's own daemon on the GPUs",
@@ -293,6 +293,21 @@ GUARDS = [
         "systemctl stop nvidia-persistenced.service 2>/dev/null || true\\n",
         "",
         f"{DRIVER}::test_a_failure_after_the_new_driver_was_loaded_goes_all_the_way_back",
+    ),
+    Guard(
+        "needrestart after our installation",
+        "lodger/states/driver.py",
+        " NEEDRESTART_SUSPEND=1",
+        "",
+        f"{DRIVER}::test_the_driver_is_upgraded_and_everybody_is_back",
+    ),
+    Guard(
+        "modules that an unloading took away before it failed",
+        "lodger/states/driver.py",
+        """{_load(before[KERNEL])}
+nvidia-smi""",
+        "nvidia-smi",
+        f"{DRIVER}::test_a_failure_leaves_the_old_driver_with_everybody_back[phantom-user-]",
     ),
     Guard(
         "apt's own folder among ours",

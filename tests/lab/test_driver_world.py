@@ -50,7 +50,7 @@ def said(twin: Twin, command: str) -> Run:
 
 def apt(twin: Twin, words: str) -> tuple[int, str]:
     """Return apt-get's exit code and all that is said; dpkg below it speaks through a terminal."""
-    asked = said(twin, f"apt-get {words} 2>&1")
+    asked = said(twin, f"NEEDRESTART_SUSPEND=1 apt-get {words} 2>&1")
     return asked.returncode, asked.stdout.replace("\r", "")
 
 
@@ -214,7 +214,7 @@ def test_the_upgrade_by_hand_and_back(twin: Twin) -> None:
 
     # ... and the way out is this.
     twin.exec("dpkg --remove --force-depends nvidia-compute-utils-545")
-    twin.exec("dpkg --configure -a && apt-get -f install -y")
+    twin.exec("export NEEDRESTART_SUSPEND=1; dpkg --configure -a && apt-get -f install -y")
     assert_at_peace(twin)
     assert {name for name in installed(twin) if name.endswith("545")} == set()
     assert set(STACK.split()) <= set(installed(twin))

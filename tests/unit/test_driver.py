@@ -9,17 +9,20 @@ from typing import Any
 import pytest
 
 from lodger import facts, packages
-from lodger.command import Command
+from lodger.errors import StateFailed
 from lodger.facts import Fact, Facts
 from lodger.footprint import Owner
-from lodger.packages import DPKG, KERNEL, Dpkg, Kernel, Package, unload_order
+from lodger.packages import CACHED, DPKG, KERNEL, Change, Dpkg, Kernel, Package, Simulation, simulated, unload_order
+from lodger.states.base import NoUndo
 from lodger.states.driver import (
-    CONFLICTS,
     DpkgFree,
     DriverInstalled,
+    DriverLoaded,
+    OnlyDriverChanges,
     PackagesCached,
     Upgrade,
     UpgradePossible,
+    conflicts_fact,
 )
 from lodger.states.paused import NeighbourResumed
 from tests.unit.readings import HOST, base, container, driver, in_container, process, program, readings
@@ -27,6 +30,7 @@ from tests.unit.readings import HOST, base, container, driver, in_container, pro
 OLD, NEW = "545.23.06", "580.126.09"
 GOAL = Upgrade(HOST, NEW, 2, {Owner("program", "aigc-creator"): 1024, Owner("compose", "captioning"): 0})
 NAMES = packages.stack(NEW)
+CONFLICTS, SIMULATION = conflicts_fact(NEW), packages.simulation_fact(NEW)
 
 
 def stack(version: str, *, held: bool = True) -> dict[str, Package]:
@@ -43,8 +47,8 @@ def host(version: str = OLD, **values: Any) -> dict[Fact[Any], Any]:
         DPKG: Dpkg(stack(version), "", ""),
         KERNEL: Kernel("6.8.0", True, (version,), {}),
         packages.candidates_fact(NEW): dict.fromkeys(NAMES, f"{NEW}-0ubuntu1"),
-        packages.cached_fact("new"): {},
-        packages.cached_fact("old"): {},
+        CACHED: {},
+        SIMULATION: Simulation((), ""),
         facts.disk_fact("/var/lib/lodger"): facts.Disk(2**40, True),
         CONFLICTS: (),
     }
@@ -52,7 +56,14 @@ def host(version: str = OLD, **values: Any) -> dict[Fact[Any], Any]:
 
 def at(version: str = OLD, **values: Any) -> Facts:
     """The facts of such a host; a fact by its name in ``values`` replaces the default."""
-    named: dict[str, Fact[Any]] = {"dpkg": DPKG, "kernel": KERNEL, "conflicts": CONFLICTS}
+    named: dict[str, Fact[Any]] = {
+        "dpkg": DPKG,
+        "kernel": KERNEL,
+        "conflicts": CONFLICTS,
+        "cached": CACHED,
+        "simulation": SIMULATION,
+        "ledger": facts.LEDGER,
+    }
     changed = {fact: values.pop(name) for name, fact in named.items() if name in values}
     return readings({**host(version, **values), **changed})
 
@@ -125,26 +136,170 @@ def test_a_file_is_in_the_way_only_where_its_package_is_not_replaced_anyway() ->
     ]
     assert found[2].path == "/usr/bin/a|b"
     read = at(conflicts=found[:2])
-    simulation, install = DriverInstalled(GOAL).act(read)
-    assert simulation.script.startswith("apt-get -s ")
-    assert f"nvidia-utils-580={NEW}-0ubuntu1" in simulation.script
+    (install,) = DriverInstalled(GOAL).act(read)
+    assert f"nvidia-utils-580={NEW}-0ubuntu1" in install.script
+    assert "NEEDRESTART_SUSPEND=1" in install.script, "or services of others are restarted"
     assert "dpkg --remove --force-depends nvidia-compute-utils-545\napt-get install" in install.script
     assert DriverInstalled(GOAL).blockers(read) == []
 
 
 def test_a_file_of_somebody_elses_package_stops_the_upgrade() -> None:
     found = lines("gpu-tools||nvidia-utils-580||/usr/bin/nvidia-smi")[CONFLICTS]
-    assert [one.what for one in DriverInstalled(GOAL).blockers(at(conflicts=found))] == [
-        "gpu-tools owns /usr/bin/nvidia-smi, which nvidia-utils-580 brings too"
+    what = "gpu-tools owns /usr/bin/nvidia-smi, which nvidia-utils-580 brings too"
+    read = at(conflicts=found)
+    assert OnlyDriverChanges(GOAL).missing(read) == what
+    for state in (OnlyDriverChanges(GOAL), DriverInstalled(GOAL)):
+        assert [one.what for one in state.blockers(read)] == [what]
+    assert OnlyDriverChanges(GOAL).blockers(at(NEW, conflicts=found)) == []
+
+
+SAID = """Reading package lists...
+The following packages will be REMOVED:
+  cuda-drivers-545 cuda-runtime-12-3 libnvidia-compute-545
+Remv cuda-runtime-12-3 [12.3.2-1]
+Remv cuda-drivers-545 [545.23.06-1] [libnvidia-compute-545:amd64 ]
+Inst libnvidia-compute-580 (580.126.09-0ubuntu1 NVIDIA:stable [amd64]) []
+Inst nvidia-modprobe [545.23.06-1] (580.126.09-1 NVIDIA:stable [amd64])
+Inst libdrm2 [2.4.1-1] (2.4.9-1 Ubuntu:22.04/jammy-updates [amd64])
+Inst libtirpc3 (1.3 Ubuntu:22.04/jammy [amd64])
+Conf libnvidia-compute-580 (580.126.09-0ubuntu1 NVIDIA:stable [amd64])
+"""
+
+
+def test_what_apt_would_do_is_read() -> None:
+    assert simulated(SAID).changes == (
+        Change("cuda-runtime-12-3", "12.3.2-1", ""),
+        Change("cuda-drivers-545", "545.23.06-1", ""),
+        Change("libnvidia-compute-580", "", "580.126.09-0ubuntu1"),
+        Change("nvidia-modprobe", "545.23.06-1", "580.126.09-1"),
+        Change("libdrm2", "2.4.1-1", "2.4.9-1"),
+        Change("libtirpc3", "", "1.3"),
+    )
+    broken = simulated(
+        "The following packages have unmet dependencies:\n nvidia-dkms-580 : Depends: dkms but it is not installable\n"
+        "E: Unable to correct problems, you have held broken packages.\n"
+    )
+    assert broken.changes == ()
+    assert broken.complaint == (
+        "nvidia-dkms-580 : Depends: dkms but it is not installable; "
+        "E: Unable to correct problems, you have held broken packages."
+    )
+
+
+def test_whatever_else_apt_would_touch_is_a_refusal_that_names_it() -> None:
+    read = at(simulation=simulated(SAID))
+    assert [one.what for one in OnlyDriverChanges(GOAL).blockers(read)] == [
+        "apt would remove cuda-runtime-12-3, which is not of the driver",
+        "apt would replace libdrm2, which is not of the driver",
+        "apt would add libtirpc3, which is not of the driver",
+    ]
+    assert [one.what for one in DriverInstalled(GOAL).blockers(read)] == [
+        one.what for one in OnlyDriverChanges(GOAL).blockers(read)
     ]
 
 
+@pytest.mark.parametrize(
+    ("name", "mine"),
+    [
+        *((name, True) for name in ("nvidia-dkms-545", "libnvidia-compute-580-server", "nvidia-firmware-545-545.23.06")),
+        *((name, True) for name in ("cuda-drivers", "cuda-drivers-545", "nvidia-modprobe", "linux-modules-nvidia-545-generic")),
+        *((name, False) for name in ("nvidia-container-toolkit", "libnvidia-container1", "nvidia-cuda-toolkit", "dkms")),
+        *((name, False) for name in ("cuda-12-3", "libnvidia-compute-545:i386", "linux-headers-6.8.0")),
+    ],
+)
+def test_what_belongs_to_a_driver_is_known_by_its_name(name: str, mine: bool) -> None:
+    assert packages.of_driver(name) is mine
+
+
+def test_what_apt_cannot_install_is_said_in_its_own_words_but_for_what_a_run_of_ours_left() -> None:
+    unmet = Simulation((), "E: held broken packages")
+    (blocker,) = UpgradePossible(GOAL).blockers(at(simulation=unmet))
+    assert (blocker.what, blocker.cause) == (f"apt cannot install driver {NEW}", "E: held broken packages")
+    half = at(simulation=unmet, dpkg=Dpkg(stack(OLD), "half installed", ""), ledger="{}")
+    assert UpgradePossible(GOAL).blockers(half) == []
+
+
+def cached(*found: Package | tuple[str, str]) -> dict[tuple[str, str], str]:
+    """The cache with these packages in it."""
+    keys = [one if isinstance(one, tuple) else (one.name, one.version) for one in found]
+    return {key: f"{packages.CACHE}/{key[0]}_{key[1]}_amd64.deb" for key in keys}
+
+
+ALL_NEW = [(name, f"{NEW}-0ubuntu1") for name in NAMES]
+
+
 def test_both_ways_are_downloaded_and_the_old_one_first() -> None:
-    actions: list[Command] = PackagesCached(GOAL).act(at())
-    assert "apt-get download" in actions[0].script
-    assert f"libnvidia-compute-545={OLD}-0ubuntu1" in actions[0].script
-    assert "--download-only" in actions[1].script
-    assert "nvidia-driver" not in actions[1].script
+    toolkit = Package("nvidia-container-toolkit", "ii", "1.17", False)
+    helper = Package("nvidia-modprobe", "ii", "545.23.06-1", False)
+    already = Package("nvidia-kernel-common-580", "ii", f"{NEW}-0ubuntu1", False)
+    installed_ones = Dpkg({**stack(OLD), **{one.name: one for one in (toolkit, helper, already)}}, "", "")
+    read = at(dpkg=installed_ones, simulation=simulated(SAID))
+    old, new = PackagesCached(GOAL).act(read)
+    assert f"libnvidia-compute-545={OLD}-0ubuntu1" in old.script
+    assert "nvidia-modprobe=545.23.06-1" in old.script, "apt replaces it, so that the way back needs it"
+    assert "nvidia-container-toolkit" not in old.script
+    assert "nvidia-kernel-common" not in old.script
+    assert f"nvidia-utils-580={NEW}-0ubuntu1" in new.script
+    assert "nvidia-driver" not in new.script
+    assert old.script.count("/var/cache/apt/archives/") == 5, "what no repository has any more may lie there"
+
+
+def test_an_upgrade_within_a_branch_has_a_way_back() -> None:
+    goal = Upgrade(HOST, "545.29.06", 2, {})
+    offered = [(name, "545.29.06-0ubuntu1") for name in packages.stack(OLD)]
+    facts_of = {
+        **host(OLD),
+        packages.candidates_fact(goal.version): dict(offered),
+        packages.simulation_fact(goal.version): Simulation((), ""),
+        conflicts_fact(goal.version): (),
+    }
+    old, _ = PackagesCached(goal).act(readings(facts_of))
+    assert f"nvidia-dkms-545={OLD}-0ubuntu1" in old.script
+    assert "the way back" in PackagesCached(goal).missing(readings({**facts_of, CACHED: cached(*offered)}))
+    there = {**facts_of, CACHED: cached(*offered, *stack(OLD).values())}
+    assert PackagesCached(goal).missing(readings(there)) == ""
+    before = readings(there)
+    undo = DriverInstalled(goal).undo(before, readings({**there, DPKG: Dpkg(stack("545.29.06"), "", "")}))
+    assert isinstance(undo, list)
+    assert f"/nvidia-dkms-545_{OLD}-0ubuntu1_amd64.deb" in undo[0].script
+    assert "545.29.06" not in undo[0].script
+    assert "dpkg --purge" not in undo[0].script
+
+
+def test_the_way_back_is_what_was_there_before_and_nothing_of_an_earlier_upgrade() -> None:
+    earlier = Package("nvidia-utils-470", "ii", "470.1-1", False)
+    everything = cached(*stack(OLD).values(), *ALL_NEW, earlier)
+    toolkit = Package("nvidia-container-toolkit", "ii", "1.17", False)  # which a colleague installs meanwhile
+    before = at(cached=everything)
+    now = at(cached=everything, dpkg=Dpkg({**stack(NEW), toolkit.name: toolkit}, "", ""))
+    undo = DriverInstalled(GOAL).undo(before, now)
+    assert isinstance(undo, list)
+    assert "470" not in undo[0].script
+    assert "container" not in undo[0].script
+    assert undo[0].script.count(f"_{OLD}-0ubuntu1_") == 4
+    assert "NEEDRESTART_SUSPEND=1" in undo[0].script
+    assert DriverInstalled(GOAL).undone(before, at(dpkg=Dpkg({**stack(OLD), toolkit.name: toolkit}, "", ""))) == ""
+    with pytest.raises(StateFailed, match=r"the way back, \S+ 545.23.06-0ubuntu1, is not in"):
+        DriverInstalled(GOAL).undo(before, at(cached={}, dpkg=Dpkg(stack(NEW), "", "")))
+
+
+def test_what_neither_way_needs_is_removed_from_the_cache() -> None:
+    earlier = Package("nvidia-utils-470", "ii", "470.1-1", False)
+    old, _ = PackagesCached(GOAL).act(at(cached=cached(earlier, *stack(OLD).values())))
+    assert old.script.startswith(f"rm -f {packages.CACHE}/nvidia-utils-470_470.1-1_amd64.deb; ")
+    assert "545" not in old.script.partition(";")[0]
+
+
+def test_a_run_that_goes_on_keeps_the_way_back_of_the_first() -> None:
+    dpkg = "@packages\n" + "".join(f"hi |{one.name}|{one.version}\n" for one in stack(OLD).values())
+    before = Facts({DPKG.name: (0, f"{dpkg}@held\n{' '.join(stack(OLD))}\n@complaint\n@busy\n")})
+    text = json.dumps({"stops": [], "before": before.dump()})
+    common = Package("nvidia-kernel-common-580", "ii", f"{NEW}-0ubuntu1", False)  # which apt brought along
+    dpkg_now = Dpkg({**stack(NEW), common.name: common}, "half configured", "")
+    read = at(NEW, dpkg=dpkg_now, cached=cached(*stack(OLD).values(), common), ledger=text)
+    assert PackagesCached(GOAL).missing(read) == ""
+    assert "rm -f" not in PackagesCached(GOAL).act(read)[0].script
+    assert "the way back" in PackagesCached(GOAL).missing(read.replaced(CACHED, ""))
 
 
 def test_modules_go_users_first_and_nvidia_last() -> None:
@@ -182,3 +337,63 @@ def test_a_paused_neighbour_is_back_once_it_has_its_gpu_open_again() -> None:
     assert now() == "program aigc-creator has no GPU open again"
     assert now(process(700, devices=("/dev/nvidiactl",))) == "program aigc-creator has no GPU open again"
     assert now(process(700, devices=("/dev/nvidia0",))) == ""
+
+
+MODULES = {
+    "nvidia": (2, ("nvidia_uvm", "nvidia_modeset", "gdrdrv")),
+    "nvidia_uvm": (0, ()),
+    "gdrdrv": (0, ()),
+    "nvidia_modeset": (1, ("nvidia_drm",)),
+    "nvidia_drm": (0, ()),
+}
+
+
+def kernel(*loaded: str, built: str = OLD) -> Kernel:
+    """The kernel with these modules, or all; nvidia counts as used by whoever is there."""
+    names = loaded or tuple(MODULES)
+    return Kernel("6.8.0", True, (built,), {name: (0, tuple(u for u in MODULES[name][1] if u in names)) for name in names})
+
+
+def ledger(before: Facts) -> dict[Fact[Any], Any]:
+    """The fact of a run that began at ``before``, whose values have no text: what it says of the kernel is written here."""
+    lsmod = "".join(f"{name} 1 {count} {','.join(users)}\n" for name, (count, users) in before[KERNEL].modules.items())
+    text = f"@release\n6.8.0\n@headers\nyes\n@dkms\n@modules\nModule Size Used by\n{lsmod}"
+    return {facts.LEDGER: json.dumps({"stops": [], "before": Facts({KERNEL.name: (0, text)}).dump()})}
+
+
+def test_all_modules_come_back_on_the_new_driver_other_peoples_too() -> None:
+    (load,) = DriverLoaded(GOAL).act(at(OLD, kernel=kernel()))
+    assert "modprobe nvidia_uvm\nmodprobe -a nvidia " in load.script
+    assert "gdrdrv" in load.script.partition("modprobe -a")[2]
+    # tried again after a lost connection, with all of it unloaded: what was there is in the ledger
+    again = readings({**host(OLD), KERNEL: Kernel("6.8.0", True, (), {}), **ledger(at(OLD, kernel=kernel()))})
+    assert "gdrdrv" in DriverLoaded(GOAL).act(again)[0].script
+
+
+def test_modules_that_an_unloading_took_away_before_it_failed_are_loaded_again() -> None:
+    before = at(OLD, kernel=kernel())
+    back = at(OLD, kernel=kernel("nvidia"))
+    upgraded = at(OLD, kernel=kernel("nvidia"), dpkg=Dpkg(stack(NEW), "", ""), cached=cached(*stack(OLD).values()))
+    for now in (upgraded, back):  # before the packages are put back, and where that was done and then the power went
+        undo = DriverInstalled(GOAL).undo(before, now)
+        assert isinstance(undo, list)
+        assert "\nmodprobe -a nvidia " in undo[0].script
+    assert DriverInstalled(GOAL).undone(before, back) == "not loaded again: nvidia_uvm, nvidia_drm, nvidia_modeset, gdrdrv"
+    assert DriverInstalled(GOAL).undone(before, before) == ""
+    assert isinstance(DriverInstalled(GOAL).undo(before, before), NoUndo)
+
+
+def test_where_the_new_packages_were_there_before_the_modules_come_back_all_the_same() -> None:
+    before, now = (at(OLD, kernel=kernel(*names), dpkg=Dpkg(stack(NEW), "", "")) for names in ((), ("nvidia",)))
+    undo = DriverLoaded(GOAL).undo(before, now)
+    assert isinstance(undo, list)
+    assert undo[0].script.startswith("modprobe -a nvidia ")
+    assert DriverLoaded(GOAL).undone(before, now) == "not loaded again: nvidia_uvm, nvidia_drm, nvidia_modeset, gdrdrv"
+    assert isinstance(DriverLoaded(GOAL).undo(before, before), NoUndo)
+
+
+def test_whoever_keeps_the_modules_is_named() -> None:
+    read = at(OLD, kernel=kernel(), processes=[process(9, devices=("/dev/nvidia0",))])
+    seen = DriverLoaded(GOAL).evidence(read)
+    assert "pid 9 (process 9): /dev/nvidia0" in seen
+    assert "module nvidia: used 0 times nvidia_uvm nvidia_modeset gdrdrv" in seen

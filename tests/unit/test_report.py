@@ -20,8 +20,7 @@ ERROR = StateFailed("it is not ready", cause="health answers 503", hint="wait", 
 def test_an_error_is_a_sentence_a_cause_a_hint_and_the_last_lines(capsys: pytest.CaptureFixture[str]) -> None:
     Terminal().error(ERROR, "one\ntwo")
     assert capsys.readouterr().err == (
-        "node1: worker_ready(a): it is not ready\n  cause: health answers 503\n  hint: wait\n"
-        "  last log lines:\n    one\n    two\n"
+        "node1: worker_ready(a): it is not ready\n  cause: health answers 503\n  hint: wait\n  seen last:\n    one\n    two\n"
     )
     Terminal().error(StateFailed("plain"))
     assert capsys.readouterr().err == "plain\n"

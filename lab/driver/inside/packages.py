@@ -6,7 +6,7 @@
 
 All branches' nvidia-compute-utils bring nvidia-powerd and a persistence daemon. They do not declare that they exclude each
 other, so apt installs a later one beside an older one, and dpkg trips over the file that both bring. A machine with a driver
-older than 560 has its nvidia-compute-utils; one with a later driver has only the packages of a headless compute stack.
+older than 580 has its nvidia-compute-utils; one with a later driver has only the packages of a headless compute stack.
 """
 
 import hashlib
@@ -27,6 +27,7 @@ LIBRARIES = "/usr/lib/x86_64-linux-gnu"
 MODULES = ("nvidia", "nvidia-modeset", "nvidia-drm", "nvidia-uvm")
 _MADE = 1_768_204_197  # modification time of all that the packages bring
 _NEW_LAYOUT = 560  # the branch from which nvidia-utils recommends nvidia-compute-utils
+_HEADLESS = 580  # the branch from which machines do without nvidia-compute-utils
 _STEP = 'f=/var/lib/twin/faults/slow-{0}; [ ! -e $f ] || sleep "$(cat $f)"\n'
 _UNIT = """[Unit]
 Description=NVIDIA Persistence Daemon
@@ -276,8 +277,8 @@ def install(version: str) -> None:
     if there:
         run("dpkg", "--purge", "--force-depends", *there)
     number, full = branch(version), revision(version)
-    names = ["nvidia-dkms", "nvidia-kernel-source", "libnvidia-compute", "nvidia-utils"]
-    if number < _NEW_LAYOUT:
+    names = ["nvidia-dkms", "nvidia-kernel-source", "nvidia-kernel-common", "libnvidia-compute", "nvidia-utils"]
+    if number < _HEADLESS:
         names.append("nvidia-compute-utils")
     wanted = [f"{name}-{number}={full}" for name in names]
     run("apt-get", "install", "-qy", "--no-install-recommends", *(package.name for package in common()), *wanted)

@@ -39,10 +39,10 @@ class Point:
 
 @dataclass(frozen=True)
 class Scenario:
-    """A task, how its twin begins, what must be true at the end, and which things may have restarted meanwhile."""
+    """A task, how its twin (and the inventory) begins, what must be true at the end, and what may have restarted meanwhile."""
 
     words: tuple[str, ...]
-    twin: Callable[[], Twin]
+    twin: Callable[[Site], Twin]
     goal: Callable[[Twin], list[str]]
     expected: Callable[[str, str], bool]
     restarted: Callable[[str, str], bool]
@@ -70,7 +70,7 @@ def strike(scenario: Scenario, site: Site, point: Point, mailbox: Path, delay: f
 
     ``delay`` is how far into a command (s) a blow falls that falls while it runs.
     """
-    twin = scenario.twin()
+    twin = scenario.twin(site)
     before = judge.snapshot(twin)
     known = set(site.journal.glob("*/events.jsonl"))
     code, said = run(site, scenario.words, point, mailbox, twin, delay)
@@ -126,7 +126,7 @@ def _chained(path: Path) -> bool:
 
 def commands(scenario: Scenario, site: Site, mailbox: Path) -> list[Acted]:
     """Return the commands of an undisturbed run that act."""
-    twin = scenario.twin()
+    twin = scenario.twin(site)
     _, said = run(site, scenario.words, Point("kill", -1, "before"), mailbox, twin)
     wrong = scenario.goal(twin)
     if wrong:

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+from lab.driver import holders
 from lab.lab import Lab
 from lab.twin import Twin
 from tests.lab.crash.harness import Scenario
-from tests.lab.site import REPLACED, declared, loaded_driver, serves
+from tests.lab.site import REPLACED, Site, declared, loaded_driver, serves
 
 OLD, NEW = "545.23.06", "580.126.09"
+FIRST = "575.51.03"  # the first driver that the worker's image runs on
 
 
 def deploy(lab: Lab) -> Scenario:
     """A first deploy of node1."""
 
-    def twin() -> Twin:
+    def twin(_: Site) -> Twin:
         lab.reset(["node1"])
         return lab.twin("node1")
 
@@ -30,26 +34,48 @@ def deploy(lab: Lab) -> Scenario:
     )
 
 
-def driver_upgrade(lab: Lab) -> Scenario:
-    """The upgrade of a node1 at the old driver, with an image service and a hand-made container on its GPUs."""
-    paused = {("program", "aigc-creator"), ("container", "qwen38-fp8-sglang"), ("unit", "nvidia-persistenced.service")}
+def with_worker(lab: Lab, site: Site, container: str) -> Twin:
+    """Return a node1 at an old driver with our worker deployed, and a declared ``container`` of a colleague's on its GPUs."""
+    lab.reset(["node1"], driver=FIRST)
+    twin = lab.twin("node1")
 
-    def twin() -> Twin:
+    def begin(host: Any) -> None:
+        host["driver"] = FIRST
+        host["neighbours"][container] = {"kind": "container", "policy": "pause", "gpu_memory_mib": 256}
+
+    site.edit("node1", begin)
+    holders.container(twin, container)
+    site.well("deploy", "--host", "node1")
+    site.edit("node1", lambda host: host.update(driver=NEW))
+    return twin
+
+
+def driver_upgrade(lab: Lab, *, worker: bool = True) -> Scenario:
+    """The upgrade of a node1 with our worker, an image service and a colleague's container on its GPUs.
+
+    Without the ``worker`` it begins at a driver that is too old for one, with the worker's hand-made predecessor running.
+    """
+    container = "experiment" if worker else "qwen38-fp8-sglang"
+    paused = {("program", "aigc-creator"), ("container", container), ("unit", "nvidia-persistenced.service")}
+
+    def twin(site: Site) -> Twin:
+        if worker:
+            return with_worker(lab, site, container)
         lab.reset(["node1"], driver=OLD)
         return lab.twin("node1")
 
     def goal(found: Twin) -> list[str]:
-        wrong = []
         loaded = loaded_driver(found)
         seen = found.exec("nvidia-smi --query-gpu=driver_version --format=csv,noheader | sort -u", check=False).stdout.strip()
-        wrong += [] if loaded == seen == NEW else [f"the module is {loaded or 'not loaded'}, nvidia-smi says {seen}"]
+        wrong = [] if loaded == seen == NEW else [f"the module is {loaded or 'not loaded'}, nvidia-smi says {seen}"]
         said = found.exec("dpkg --audit; apt-get check -qq", check=False).stdout.strip()
         wrong += [f"dpkg is not at peace: {said}"] if said else []
         program = found.exec("supervisorctl status aigc-creator", check=False).stdout
         wrong += [] if "RUNNING" in program else [f"the image service is not back: {program}"]
-        container = found.exec("docker inspect -f '{{.State.Running}}' qwen38-fp8-sglang", check=False).stdout.strip()
-        wrong += [] if container == "true" else ["the hand-made container is not back"]
-        return wrong
+        running = found.exec(["docker", "inspect", "-f", "{{.State.Running}}", container], check=False).stdout.strip()
+        wrong += [] if running == "true" else [f"the container {container} is not back"]
+        wrong += [] if not worker or declared(found, "lodger-worker-a") else ["no worker of ours runs"]
+        return wrong + ([] if serves(found, 30000) else ["nothing serves on port 30000"])
 
     def of_the_driver(kind: str, name: str) -> bool:
         mine = ("nvidia", "libcuda", "/dkms", "/var/lib/twin")
