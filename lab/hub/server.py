@@ -41,6 +41,7 @@ FAULTS = {
     "lies": "lists sizes that are `by` bytes off",
     "slow": "gives `rate` bytes a second, of all connections together",
     "name": "lists a file under the name `as`",
+    "unhashed": "lists a file with no hash",
 }
 
 
@@ -209,7 +210,7 @@ class Handler(BaseHTTPRequestHandler):
                 "Name": path.rpartition("/")[2],
                 "Type": "blob",
                 "Size": size_of(file) + self._off("modelscope", path),
-                "Sha256": sha256(file),
+                "Sha256": self._hash("modelscope", path, sha256(file)),
                 "Revision": commit,
                 "IsLFS": size_of(file) >= LARGE,
                 "Mode": "33188",
@@ -259,9 +260,9 @@ class Handler(BaseHTTPRequestHandler):
             size = size_of(file) + self._off("huggingface", path)
             entry: dict[str, Any] = {"type": "file", "path": self._name("huggingface", path), "size": size, "oid": "0" * 40}
             if size_of(file) >= LARGE:
-                entry["lfs"] = {"oid": sha256(file), "size": size, "pointerSize": 135}
+                entry["lfs"] = {"oid": self._hash("huggingface", path, sha256(file)), "size": size, "pointerSize": 135}
             else:
-                entry["oid"] = blob(file)
+                entry["oid"] = self._hash("huggingface", path, blob(file))
             entries.append(entry)
         link = {}
         if first + PAGE < len(files):
@@ -369,6 +370,9 @@ class Handler(BaseHTTPRequestHandler):
     def _name(self, source: str, path: str) -> str:
         fault = self.world.fault("name", source, path)
         return str(fault["as"]) if fault else path
+
+    def _hash(self, source: str, path: str, digest: str) -> str:
+        return "" if self.world.fault("unhashed", source, path) else digest
 
     def _say(self, status: int, value: object, headers: dict[str, str] | None = None) -> None:
         text = json.dumps(value).encode()
