@@ -54,7 +54,6 @@ class World:
         self.faults: list[dict[str, Any]] = []
         self.sent: Counter[str] = Counter()
         self.requests: Counter[str] = Counter()
-        self.first = self.last = 0.0  # when the first and the latest byte of a file went out
         self.allowance = time.monotonic()
 
     def fault(self, kind: str, source: str, path: str = "", on: str = "") -> dict[str, Any] | None:
@@ -157,7 +156,6 @@ class Handler(BaseHTTPRequestHandler):
         if self.path == "/control/forget":
             self.world.sent.clear()
             self.world.requests.clear()
-            self.world.first = self.world.last = 0.0
         self._say(200, {"Code": 200, "Success": True, "Data": {}})
 
     def _route(self) -> None:
@@ -165,8 +163,7 @@ class Handler(BaseHTTPRequestHandler):
         path, query = unquote(url.path), {name: values[0] for name, values in parse_qs(url.query).items()}
         if path == "/control/stats":
             world = self.world
-            said = {"sent": dict(world.sent), "requests": dict(world.requests), "seconds": world.last - world.first}
-            return self._say(200, said)
+            return self._say(200, {"sent": dict(world.sent), "requests": dict(world.requests)})
         self.world.requests[path.split("/")[1]] += 1
         routes: tuple[tuple[str, Callable[..., None]], ...] = (
             (r"/modelscope/api/v1/models/([^/]+/[^/]+)/repo/files", self._modelscope_files),
@@ -347,8 +344,6 @@ class Handler(BaseHTTPRequestHandler):
             self.wfile.write(part)
             at += len(part)
             with world.lock:
-                world.last = time.monotonic()
-                world.first = world.first or world.last
                 world.sent[source] += len(part)
                 world.sent[path] += len(part)
         if stop < end:

@@ -104,8 +104,8 @@ def poll(model: str, target: str, seen: int, patience: float = 0) -> Command:
     That is its unit's state, sizes of what is half there, how far files are hashed, and its log after ``seen`` lines.
     """
     stage = quote([f"{target}/{OWN}"])
-    body = f"""flock -s -w {patience:.1f} {HOME}/{model}/lock true 2> /dev/null
-systemctl is-active {unit(model)}
+    wait = f"flock -s -w {patience:.1f} {HOME}/{model}/lock true\n" if patience else ""
+    body = f"""{wait}systemctl is-active {unit(model)}
 find {stage} -maxdepth 1 {_HALF} -printf 'half\\t%s\\t%f\\n' 2> /dev/null
 for pid in $(cat /sys/fs/cgroup/system.slice/{unit(model)}.service/cgroup.procs 2> /dev/null); do
     printf 'read\\t%s\\t%s\\n' "$(sed -n 's/^pos:\\t//p' /proc/$pid/fdinfo/0)" "$(readlink /proc/$pid/fd/0)"

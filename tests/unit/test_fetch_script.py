@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import threading
+import time
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -236,6 +237,20 @@ def test_another_hub_goes_on_with_what_the_first_one_gave(bench: Bench) -> None:
     assert bench.wrong() == []
     assert bench.sent() == SIZE
     assert bench.sent("huggingface") >= sum(file["size"] for file in SMALL.values())
+
+
+def test_whoever_waits_for_the_lock_waits_for_the_end(bench: Bench) -> None:
+    what = bench.plan()
+    bench.faults({"kind": "slow", "rate": 4 * SIZE})
+    fetch = threading.Thread(target=bench.run, args=(what,))
+    fetch.start()
+    while not bench.sent():
+        time.sleep(0.02)
+    waited = subprocess.run(
+        ["flock", "-s", "-w", "30", bench.home / "lock", "tail", "-n", "1", bench.home / "log"], capture_output=True, check=True
+    )
+    assert waited.stdout == b"end\t0\tok\n"
+    fetch.join()
 
 
 # ---------------------------------------------------------------- a folder that is somebody else's
