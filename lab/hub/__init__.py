@@ -62,10 +62,6 @@ class Hub:
         found: dict[str, int] = self._ask("GET", "stats")["requests"]
         return found
 
-    def seconds(self) -> float:
-        """Return the time from the first byte of a file to the latest."""
-        return float(self._ask("GET", "stats")["seconds"])
-
     def forget(self) -> None:
         """Count from nothing again."""
         self._ask("POST", "forget")

@@ -41,6 +41,7 @@ FAULTS = {
     "lies": "lists sizes that are `by` bytes off",
     "slow": "gives `rate` bytes a second, of all connections together",
     "name": "lists a file under the name `as`",
+    "unhashed": "lists a file with no hash",
 }
 
 
@@ -53,7 +54,6 @@ class World:
         self.faults: list[dict[str, Any]] = []
         self.sent: Counter[str] = Counter()
         self.requests: Counter[str] = Counter()
-        self.first = self.last = 0.0  # when the first and the latest byte of a file went out
         self.allowance = time.monotonic()
 
     def fault(self, kind: str, source: str, path: str = "", on: str = "") -> dict[str, Any] | None:
@@ -156,7 +156,6 @@ class Handler(BaseHTTPRequestHandler):
         if self.path == "/control/forget":
             self.world.sent.clear()
             self.world.requests.clear()
-            self.world.first = self.world.last = 0.0
         self._say(200, {"Code": 200, "Success": True, "Data": {}})
 
     def _route(self) -> None:
@@ -164,8 +163,7 @@ class Handler(BaseHTTPRequestHandler):
         path, query = unquote(url.path), {name: values[0] for name, values in parse_qs(url.query).items()}
         if path == "/control/stats":
             world = self.world
-            said = {"sent": dict(world.sent), "requests": dict(world.requests), "seconds": world.last - world.first}
-            return self._say(200, said)
+            return self._say(200, {"sent": dict(world.sent), "requests": dict(world.requests)})
         self.world.requests[path.split("/")[1]] += 1
         routes: tuple[tuple[str, Callable[..., None]], ...] = (
             (r"/modelscope/api/v1/models/([^/]+/[^/]+)/repo/files", self._modelscope_files),
@@ -209,7 +207,7 @@ class Handler(BaseHTTPRequestHandler):
                 "Name": path.rpartition("/")[2],
                 "Type": "blob",
                 "Size": size_of(file) + self._off("modelscope", path),
-                "Sha256": sha256(file),
+                "Sha256": self._hash("modelscope", path, sha256(file)),
                 "Revision": commit,
                 "IsLFS": size_of(file) >= LARGE,
                 "Mode": "33188",
@@ -259,9 +257,9 @@ class Handler(BaseHTTPRequestHandler):
             size = size_of(file) + self._off("huggingface", path)
             entry: dict[str, Any] = {"type": "file", "path": self._name("huggingface", path), "size": size, "oid": "0" * 40}
             if size_of(file) >= LARGE:
-                entry["lfs"] = {"oid": sha256(file), "size": size, "pointerSize": 135}
+                entry["lfs"] = {"oid": self._hash("huggingface", path, sha256(file)), "size": size, "pointerSize": 135}
             else:
-                entry["oid"] = blob(file)
+                entry["oid"] = self._hash("huggingface", path, blob(file))
             entries.append(entry)
         link = {}
         if first + PAGE < len(files):
@@ -346,8 +344,6 @@ class Handler(BaseHTTPRequestHandler):
             self.wfile.write(part)
             at += len(part)
             with world.lock:
-                world.last = time.monotonic()
-                world.first = world.first or world.last
                 world.sent[source] += len(part)
                 world.sent[path] += len(part)
         if stop < end:
@@ -369,6 +365,9 @@ class Handler(BaseHTTPRequestHandler):
     def _name(self, source: str, path: str) -> str:
         fault = self.world.fault("name", source, path)
         return str(fault["as"]) if fault else path
+
+    def _hash(self, source: str, path: str, digest: str) -> str:
+        return "" if self.world.fault("unhashed", source, path) else digest
 
     def _say(self, status: int, value: object, headers: dict[str, str] | None = None) -> None:
         text = json.dumps(value).encode()

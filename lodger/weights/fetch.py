@@ -20,12 +20,12 @@ from lodger.inventory import Fleet, Host, Model
 from lodger.weights import host as commands
 from lodger.weights import kept
 from lodger.weights import plan as plans
-from lodger.weights.hub import HUBS, HubError, Listing, Response
+from lodger.weights.hub import HUBS, HubError, HubSilent, Listing, Response
 from lodger.weights.plan import Found, Manifest, Plan
 from lodger.weights.progress import Said, Screen, listen
 
-_ASKED_AGAIN = 4  # times that a hub is asked for one page before the next hub has its turn
-_FASTEST_POLL, _SLOWEST_POLL = 0.5, 5.0  # seconds
+_ASKED, _ASKED_IN_SILENCE = 4, 2  # times that a hub is asked for one page, and that one which does not answer is
+_FASTEST_POLL, _SLOWEST_POLL = 0.5, 5.0  # seconds between two looks at a fetch
 
 
 class Log(Protocol):
@@ -135,7 +135,9 @@ class Fetch:
             )
         unproved = sum(file.hash.kind == "none" for file in plan.files)
         if unproved:
-            self.screen.note(self.host.name, f"{model.name}: the hub gives no hash for {unproved} files, only their size")
+            self.screen.note(
+                self.host.name, f"{model.name}: the hub gives no usable hash for {unproved} files, only their size"
+            )
         self._report_strangers(model, found, [file.path for file in plan.files] + list(manifest.files if manifest else []))
         return _Job(model, plan)
 
@@ -161,11 +163,15 @@ class Fetch:
         try:
             plan = plans.agreed(sources, model.name, self.host.models_dir, model.directory, model.source, model.revision)
         except ValueError as error:
-            raise Refused(
-                f"no source lists {model.source} at {model.revision or 'any revision'}",
-                cause="; ".join(failures) or str(error),
-                hint="check `source:` and `revision:` of the model, and `weights: endpoints:`, from the host itself",
-            ) from error
+            before = self._remembered(model, sources)
+            if before is None:
+                raise Refused(
+                    f"no source lists {model.source} at {model.revision or 'any revision'}",
+                    cause="; ".join(failures) or str(error),
+                    hint="check `source:` and `revision:` of the model, and `weights: endpoints:`, from the host itself",
+                ) from error
+            plan = before
+            failures.append("no hub tells of this revision now; an earlier fetch was told, and left it on the host")
         for failure in failures:
             self.screen.note(self.host.name, f"{model.name}: {failure}")
         for source in sources:
@@ -175,6 +181,16 @@ class Fetch:
                 self.screen.note(self.host.name, f"{model.name}: {what}; it gives the same {same} of {len(plan.files)} files")
         self._announce(plan, f"{plan.origin} at {plan.commit}")
         return plan
+
+    def _remembered(self, model: Model, sources: Sequence[plans.Source]) -> Plan | None:
+        """Return the plan of an earlier fetch, if it is of the revision that no hub tells of today."""
+        result = self._ask(commands.planned(model.name))
+        endpoints = list(self.fleet.weights.endpoints.values())
+        try:
+            before = plans.parse_plan(result.stdout, self.host.models_dir, model.directory)
+            return plans.remembered(before, sources, endpoints, model.source, model.revision)
+        except (ValueError, KeyError):
+            return None
 
     def _announce(self, plan: Plan, source: str) -> None:
         self.screen.note(self.host.name, f"{plan.model}: {len(plan.files)} files, {plan.size / 1e9:.2f} GB, {source}")
@@ -190,7 +206,7 @@ class Fetch:
         try:
             return ask(model.revision)
         except HubError as error:
-            if model.revision is None:
+            if model.revision is None or isinstance(error, HubSilent):
                 return error
             # A commit of one hub is unknown to the other, which may have the same files all the same.
             try:
@@ -210,16 +226,22 @@ class Fetch:
 
     def _page(self, url: str) -> Response:
         """Return a hub's response; one that may be better later is asked for again."""
-        for attempt in range(_ASKED_AGAIN):
+        for attempt in range(_ASKED):
             result = self._ask(commands.ask(url))
-            last = attempt == _ASKED_AGAIN - 1
+            last = attempt == _ASKED - 1
             if result.code == 0:
                 response = commands.answered(result.code, result.stdout, result.stderr)
                 if last or (response.status != 429 and response.status < 500):
                     return response
                 said = response.headers.get("retry-after", "")
                 self._wait(min(60, max(1 << attempt, int(said) if said.isdigit() else 0)))
-            elif last or result.code in {3, 6, 7, 35, 60}:  # a name, an address or a certificate gets no better by waiting
+            elif attempt == _ASKED_IN_SILENCE - 1 or result.code in {
+                3,
+                6,
+                7,
+                35,
+                60,
+            }:  # a name, an address or a certificate gets no better by waiting
                 break
             else:
                 self._wait(1 << attempt)
@@ -312,10 +334,12 @@ class Fetch:
 
     def _follow(self, jobs: Sequence[_Job]) -> None:
         """Show how far the fetches are until all have ended. Whoever leaves earlier leaves them at work."""
+        patience = 0.0
         while True:
+            begun = time.monotonic()
             for job in [one for one in jobs if not one.over]:
                 try:
-                    result = self.connection.run(commands.poll(job.model.name, job.plan.target, job.seen))
+                    result = self.connection.run(commands.poll(job.model.name, job.plan.target, job.seen, patience))
                 except ConnectionLost:
                     self.screen.note(self.host.name, "the connection was lost, the fetch goes on; connecting again")
                     self.connection.reconnect()
@@ -326,11 +350,13 @@ class Fetch:
                 for text in job.said.news:
                     self.screen.note(self.host.name, f"{job.model.name}: {text}")
                 self.screen.show(self.host.name, job.plan, job.said, glimpse)
-                job.over = not glimpse.alive
+                job.over = not glimpse.alive or job.said.end != ""
+                patience = 0.0  # one fetch of a host is at work at a time: the first of them is waited for
             if all(job.over for job in jobs):
                 return
-            # Soon at first, seldom later: whoever waits for an hour can wait for five seconds more.
-            self._wait(min(_SLOWEST_POLL, max(_FASTEST_POLL, (time.monotonic() - jobs[0].began) / 60)))
+            # Soon at first, seldom later, but for its end. A fetch that does not hold its lock yet is not waited for.
+            patience = min(_SLOWEST_POLL, max(_FASTEST_POLL, (time.monotonic() - jobs[0].began) / 60))
+            self._wait(_FASTEST_POLL - (time.monotonic() - begun))
 
     def _conclude(self, jobs: Sequence[_Job], outcome: Outcome) -> None:
         failure: LodgerError | None = None
@@ -356,7 +382,7 @@ class Fetch:
         hint = "run this again: it goes on from what is there"
         if self.options.verify:
             hint = f"./ops fetch --host {host} --replace fetches again what has changed"
-        elif any("other content" in error for error in job.said.errors):
+        elif any("other content" in error or "cannot be proved" in error for error in job.said.errors):
             hint = "if nobody needs it as it is, run this again with --replace"
         elif any("cannot be written" in error for error in job.said.errors):
             hint = "make room below models_dir, then run this again: it goes on from what is there"

@@ -57,12 +57,12 @@ sed -n 's/^#id\\t//p' {HOME}/{model.name}/plan"""
 def ask(url: str) -> Command:
     """Return the command that asks a hub for a page of its listing, from the host: its network is the one that matters."""
     argv = ["curl", "-sS", "-i", "-g", "-L", "--proto", "=http,https", "--proto-redir", "=http,https", "--max-redirs", "5"]
-    limits = ["--connect-timeout", "15", "--max-time", "90", "-A", "lodger", "--", url]
+    limits = ["--connect-timeout", "8", "--max-time", "60", "-A", "lodger", "--", url]
     return Command(
         quote([*argv, *limits]),
         why=f"ask for the listing: {url}",
         sudo=False,
-        timeout=100,
+        timeout=70,
         ok=tuple(range(128)),
         output_limit=LISTING,
     )
@@ -98,13 +98,14 @@ sed '/^@@plan$/,$d' {home}/new > {home}/fetch.sh && rm -f {home}/new && : > {hom
     return Command(body, why=f"fetch {plan.model} in {name}", stdin=f"{script}@@plan\n{text}".encode(), timeout=90)
 
 
-def poll(model: str, target: str, seen: int) -> Command:
-    """Return the command that reads how far a fetch is.
+def poll(model: str, target: str, seen: int, patience: float = 0) -> Command:
+    """Return the command that waits ``patience`` seconds, less if the fetch ends, and reads how far it is.
 
     That is its unit's state, sizes of what is half there, how far files are hashed, and its log after ``seen`` lines.
     """
     stage = quote([f"{target}/{OWN}"])
-    body = f"""systemctl is-active {unit(model)}
+    wait = f"flock -s -w {patience:.1f} {HOME}/{model}/lock true\n" if patience else ""
+    body = f"""{wait}systemctl is-active {unit(model)}
 find {stage} -maxdepth 1 {_HALF} -printf 'half\\t%s\\t%f\\n' 2> /dev/null
 for pid in $(cat /sys/fs/cgroup/system.slice/{unit(model)}.service/cgroup.procs 2> /dev/null); do
     printf 'read\\t%s\\t%s\\n' "$(sed -n 's/^pos:\\t//p' /proc/$pid/fdinfo/0)" "$(readlink /proc/$pid/fd/0)"
@@ -142,8 +143,8 @@ def cancel(model: str) -> Command:
 
 
 def planned(model: str) -> Command:
-    """Return the command that prints the plan of the fetch that runs."""
-    return Command(f"cat {HOME}/{model}/plan", why=f"read the plan of the fetch of {model}")
+    """Return the command that prints the plan of the fetch that runs, or that ran last."""
+    return Command(f"cat {HOME}/{model}/plan", why=f"read the plan of the fetch of {model}", output_limit=LISTING)
 
 
 def share(model: str, target: str, token: str, names: list[str]) -> Command:
@@ -184,7 +185,7 @@ def answered(code: int, out: str, err: str) -> hub.Response:
     """Return the hub's response to :func:`ask`; raise HubError where there is none."""
     if code != 0:
         said = err.strip().splitlines()
-        raise hub.HubError("the hub does not answer", cause=said[-1] if said else f"curl ended with {code}")
+        raise hub.HubSilent("the hub does not answer", cause=said[-1] if said else f"curl ended with {code}")
     try:
         return hub.parse_response(out)
     except (ValueError, IndexError) as error:

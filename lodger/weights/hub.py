@@ -28,6 +28,10 @@ class HubError(LodgerError):
     """A hub did not answer, has no such revision, or says what can not be believed."""
 
 
+class HubSilent(HubError):
+    """A hub did not answer at all."""
+
+
 @dataclass(frozen=True)
 class Response:
     """An HTTP response: status, headers by lower-case name, body."""
@@ -103,14 +107,14 @@ def modelscope(repository: str, revision: str | None) -> Conversation:
     for entry in entries:
         if _field(entry, "Type", str) == "tree":
             continue
-        path, digest = _field(entry, "Path", str), (entry.get("Sha256") or "").lower()
+        path = _field(entry, "Path", str)
         at = entry.get("Revision") or ""
         query = urlencode({"Revision": at if _COMMIT.fullmatch(at) else asked, "FilePath": path})
         files.append(
             Listed(
                 path,
                 _size(entry.get("Size"), path),
-                _hash("sha256", digest, path) if digest else Hash("none"),
+                _hash(entry.get("Sha256")),
                 f"/api/v1/models/{repo}/repo?{query}",
             )
         )
@@ -127,9 +131,10 @@ def _head(data: Mapping[str, Any], entries: list[Any], asked: str) -> str:
 
 def huggingface(repository: str, revision: str | None) -> Conversation:
     """Ask Hugging Face, or a mirror of it, for the files of a revision; None is its branch ``main``."""
-    asked, repo = revision or "main", quote(repository)
-    said = _json((yield f"/api/models/{repo}/revision/{quote(asked, safe='')}"), f"{repository} at {asked}")
-    commit = _field(said, "sha", str)
+    commit, repo = revision or "main", quote(repository)
+    if not _COMMIT.fullmatch(commit):
+        said = _json((yield f"/api/models/{repo}/revision/{quote(commit, safe='')}"), f"{repository} at {commit}")
+        commit = _field(said, "sha", str)
     if not _COMMIT.fullmatch(commit):
         raise HubError("the hub names no commit", cause=f"{commit[:80]!r}")
     first = f"/api/models/{repo}/tree/{commit}"
@@ -140,10 +145,9 @@ def huggingface(repository: str, revision: str | None) -> Conversation:
             if _field(entry, "type", str) != "file":
                 continue
             path, large = _field(entry, "path", str), entry.get("lfs")
-            hash_ = _hash("sha256", large.get("oid"), path) if large else _hash("git", entry.get("oid"), path)
-            files.append(
-                Listed(path, _size((large or entry).get("size"), path), hash_, f"/{repo}/resolve/{commit}/{quote(path)}")
-            )
+            listed = large or entry
+            url = f"/{repo}/resolve/{commit}/{quote(path)}"
+            files.append(Listed(path, _size(listed.get("size"), path), _hash(listed.get("oid")), url))
         following = re.search(r'<([^>]+)>;\s*rel="next"', response.headers.get("link", ""))
         if following is None:
             return Listing("huggingface", commit, tuple(files))
@@ -182,10 +186,10 @@ def _size(value: object, path: str) -> int:
     return value
 
 
-def _hash(kind: str, digest: object, path: str) -> Hash:
-    if not isinstance(digest, str) or not _HASHES[kind].fullmatch(digest):
-        raise HubError("the hub gives a hash that is none", cause=f"{path!r}: {digest!r}")
-    return Hash(kind, digest)
+def _hash(digest: object) -> Hash:
+    """Return the hash, whose kind its length tells; one that is none leaves its file unproved, which the plan says."""
+    text = digest.lower() if isinstance(digest, str) else ""
+    return next((Hash(kind, text) for kind, pattern in _HASHES.items() if pattern.fullmatch(text)), Hash("none"))
 
 
 def parse_response(text: str) -> Response:

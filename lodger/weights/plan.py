@@ -6,10 +6,11 @@ import hashlib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from urllib.parse import quote
 
 from lodger.errors import Refused
-from lodger.weights.hub import Hash, HubError, Listing
+from lodger.weights.hub import Hash, HubError, Listed, Listing
 
 OWN = ".lodger"
 """Folder inside a model's folder with what is half there, the lock and the manifest; nothing else of ours stands there."""
@@ -140,6 +141,11 @@ class Source:
     listing: Listing
     exact: bool
 
+    @cached_property
+    def by_path(self) -> Mapping[str, Listed]:
+        """The files of the listing."""
+        return {file.path: file for file in self.listing.files}
+
 
 def agreed(sources: Sequence[Source], model: str, root: str, directory: str, repository: str, revision: str | None) -> Plan:
     """Return the plan of ``sources``, which come in order of preference; the first exact one decides what is fetched.
@@ -150,18 +156,35 @@ def agreed(sources: Sequence[Source], model: str, root: str, directory: str, rep
     deciding = next((source.listing for source in sources if source.exact), None)
     if deciding is None:
         raise ValueError("none of them answers")
-    known = [(source.endpoint, {file.path: file for file in source.listing.files}) for source in sources]
+    files = tuple(Planned(file.path, file.size, file.hash, _urls(file, sources)) for file in deciding.files)
+    return Plan(model, root, directory, deciding.source, repository, revision or "", deciding.commit, files)
+
+
+def _urls(file: Listed | Planned, sources: Sequence[Source]) -> tuple[str, ...]:
+    """Return where ``sources`` have what may be ``file``."""
+    return tuple(
+        source.endpoint + other.url
+        for source in sources
+        for other in [source.by_path.get(file.path)]
+        if other is not None and other.size == file.size and (other.hash.kind != file.hash.kind or other.hash == file.hash)
+    )
+
+
+def remembered(plan: Plan, sources: Sequence[Source], endpoints: Sequence[str], repository: str, revision: str | None) -> Plan:
+    """Return the plan of an earlier fetch for today, when none of ``sources`` decides: its hashes prove what they give.
+
+    Each file comes from the sources that list it, then from where the plan had it, below one of ``endpoints``. Raises
+    ValueError when the plan is of something else, or a file would come from nowhere.
+    """
+    if plan.repository != repository or (revision or "") not in {plan.revision, plan.commit}:
+        raise ValueError(f"it is of {plan.repository} at {plan.revision or plan.commit}")
     files = []
-    for file in deciding.files:
-        same = [
-            endpoint + other.url
-            for endpoint, others in known
-            if (other := others.get(file.path)) is not None
-            and other.size == file.size
-            and (other.hash.kind != file.hash.kind or other.hash == file.hash)
-        ]
-        files.append(Planned(file.path, file.size, file.hash, tuple(same)))
-    return Plan(model, root, directory, deciding.source, repository, revision or "", deciding.commit, tuple(files))
+    for file in plan.files:
+        before = [url for url in file.urls if any(url.startswith(f"{endpoint}/") for endpoint in endpoints)]
+        files.append(replace(file, urls=tuple(dict.fromkeys([*_urls(file, sources), *before]))))
+        if not files[-1].urls:
+            raise ValueError(f"nobody has {file.path}")
+    return replace(plan, files=tuple(files))
 
 
 # ---------------------------------------------------------------- what is on the host
@@ -300,14 +323,14 @@ def from_manifest(manifest: Manifest, model: str, root: str, directory: str) -> 
 
 
 def parse_plan(text: str, root: str, directory: str) -> Plan:
-    """Return the plan that ``Plan.text`` wrote, without its URLs; raise ValueError on anything else."""
+    """Return the plan that ``Plan.text`` wrote; raise ValueError on anything else."""
     head, separator, body = text.partition("\n\n")
     if not separator:
         raise ValueError("no plan")
     said = dict(line.removeprefix("#").split("\t", 1) for line in head.split("\n"))
     files = []
     for line in body.splitlines():
-        _, size, hash_, path, *_ = line.split("\t")
-        files.append(Planned(path, int(size), Hash.read(hash_)))
+        _, size, hash_, path, *urls = line.split("\t")
+        files.append(Planned(path, int(size), Hash.read(hash_), tuple(urls)))
     revision = said["revision"].removeprefix("-")
     return Plan(said["model"], root, directory, said["origin"], said["repository"], revision, said["commit"], tuple(files))

@@ -61,7 +61,7 @@ def arrived(plan: Plan, said: Said, glimpse: Glimpse) -> list[tuple[Planned, int
     """
     out = []
     for number, file in enumerate(plan.ordered, start=1):
-        at = said.doing.get(number, "")
+        at = said.doing.get(number, "get" if f"{file.key}.part" in glimpse.half else "")
         if at in {"kept", "done"}:
             there = file.size
         elif at == "check":

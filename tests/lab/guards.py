@@ -15,6 +15,7 @@ from lab.run import CHECKOUT
 REFUSALS, DEPLOY, INTERRUPTED = "tests/lab/test_refusals.py", "tests/lab/test_deploy.py", "tests/lab/test_interrupted.py"
 POOL = "tests/lab/test_outages.py"
 FETCHER, FETCH = "templates/fetch.sh", "tests/lab/test_fetch.py"
+SCRIPT = "tests/unit/test_fetch_script.py"
 FETCH_REFUSED = f"{FETCH}::test_what_is_known_to_fail_is_refused_before_anything_is_written"
 DRIVER, RUNBOOKS = "tests/lab/test_driver_upgrade.py", "tests/lab/test_runbooks.py"
 PAUSE = "tests/lab/test_pause.py"
@@ -52,25 +53,64 @@ GUARDS = [
     Guard(
         "bytes that are wrong",
         FETCHER,
-        '[ "$got" = "$hash" ]; then\n                mv',
-        "true; then\n                mv",
-        f"{FETCH}::test_a_hub_that_errs_for_a_while_is_borne_with",
+        '[ "$kind:$got" = "$hash" ] ||',
+        "true ||",
+        f"{SCRIPT}::test_a_hub_that_errs_for_a_while_is_borne_with",
     ),
     Guard(
-        "a server without ranges", FETCHER, "    33)\n", "    no)\n", f"{FETCH}::test_a_hub_that_errs_for_a_while_is_borne_with"
+        "a server without ranges",
+        FETCHER,
+        "    33)\n",
+        "    no)\n",
+        f"{SCRIPT}::test_a_hub_that_errs_for_a_while_is_borne_with",
     ),
     Guard(
         "a model half there",
         FETCHER,
         '|| fail "not everything could be fetched; what is there is kept"',
         "",
-        f"{FETCH}::test_what_cannot_be_had_is_said_and_nothing_is_half_placed",
+        f"{SCRIPT}::test_what_cannot_be_had_is_said_and_nothing_is_half_placed",
+    ),
+    Guard(
+        "somebody's links where we work",
+        FETCHER,
+        """"$(id -u) 700" | "$(id -u) 2700") ;;""",
+        "*) ;;",
+        f"{SCRIPT}::test_what_somebody_else_has_put_where_we_work_is_not_written_through",
+    ),
+    Guard(
+        "a link that takes the place of our folder",
+        FETCHER,
+        """cd -P -- "$stage" && [ "$(pwd -P)" = "$stage" ] ||""",
+        """cd -P -- "$stage" ||""",
+        f"{SCRIPT}::test_a_link_that_is_put_in_place_while_we_work_leads_nowhere",
+    ),
+    Guard(
+        "a link that takes the place of a file's folder",
+        FETCHER,
+        """ && [ "$(pwd -P)/${1##*/}" = "$target/$1" ]""",
+        "",
+        f"{SCRIPT}::test_a_link_that_is_put_in_place_while_we_work_leads_nowhere",
+    ),
+    Guard(
+        "a proxy between two of our hosts",
+        FETCHER,
+        "export no_proxy='*'",
+        ":",
+        f"{SCRIPT}::test_what_another_host_serves_comes_past_the_proxy",
+    ),
+    Guard(
+        "files placed by a run that was killed, taken for somebody else's",
+        FETCHER,
+        ">> adopted && sync adopted ||",
+        "> /dev/null ||",
+        f"{SCRIPT}::test_killed_while_it_places_it_knows_what_it_placed",
     ),
     Guard(
         "all of it again after a kill",
         FETCHER,
-        "-C - -o",
-        "-o",
+        "-g -L -C - --proto",
+        "-g -L --proto",
         f"{FETCH}::test_ten_kills_at_random_moments_cost_little_and_lose_nothing",
     ),
     Guard(

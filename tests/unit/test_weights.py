@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import socketserver
 import subprocess
+import threading
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
@@ -14,10 +16,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lab.hub import server as hub_server
+from lodger import inventory
 from lodger.capacity import checkpoint
+from lodger.checkout import ROOT
+from lodger.command import Command, Result
 from lodger.errors import Refused
 from lodger.inventory import Model
+from lodger.runs import _NoLog
 from lodger.weights import host, hub, kept, plan, progress
+from lodger.weights.fetch import Fetch, Options
 from lodger.weights.hub import Hash, HubError, Listed, Listing, Response
 from lodger.weights.plan import Found, Manifest, Plan, Planned, Source
 
@@ -118,6 +126,11 @@ def test_hugging_face_resolves_the_branch_first_and_reads_every_page() -> None:
     )
 
 
+def test_hugging_face_is_not_asked_what_commit_a_commit_is() -> None:
+    listing, asked = answers(hub.huggingface(REPO, COMMIT), said([]))
+    assert (listing.commit, len(asked)) == (COMMIT, 1)
+
+
 def test_a_listing_without_end_is_given_up() -> None:
     page = said([], link='<http://x/?cursor=1>; rel="next"')
     with pytest.raises(HubError, match="has no end"):
@@ -137,13 +150,26 @@ def test_a_listing_without_end_is_given_up() -> None:
         (scope(entry(Size=True)), "size"),
         (scope(entry(Size="7")), "size"),
         (scope(entry(Size=1 << 60)), "size"),
-        (scope(entry(Sha256="abc")), "hash"),
-        (scope(entry(Sha256="g" * 64)), "hash"),
     ],
 )
 def test_what_a_hub_should_not_say_is_an_error(response: Response, what: str) -> None:
     with pytest.raises(HubError, match=what):
         answers(hub.modelscope(REPO, None), response)
+
+
+@pytest.mark.parametrize(
+    ("given", "read"),
+    [
+        (SHA.upper(), Hash("sha256", SHA)),
+        (SHA1, Hash("git", SHA1)),
+        *((given, Hash("none")) for given in ("", None, 7, "abc", "g" * 64, SHA + "\n")),
+    ],
+)
+def test_a_hash_that_is_none_leaves_its_file_unproved_and_no_more(given: object, read: Hash) -> None:
+    listing, _ = answers(hub.modelscope(REPO, None), scope(entry(), entry("x", Sha256=given)))
+    assert [file.hash for file in listing.files] == [Hash("sha256", SHA), read]
+    tree = said([{"type": "file", "path": "x", "size": 3, "oid": given}])
+    assert answers(hub.huggingface(REPO, COMMIT), tree)[0].files[0].hash == read
 
 
 def test_the_last_response_counts_when_curl_followed_a_redirect() -> None:
@@ -193,7 +219,7 @@ def test_a_plan_is_read_as_it_was_written(path: str, size: int) -> None:
         Planned(path, size, Hash("sha256", SHA), ("http://x/1", "http://y/2")), Planned("config.json.x", 1, Hash("none"))
     )
     read = plan.parse_plan(one.text(), one.root, one.directory)
-    assert read == replace(one, files=tuple(replace(file, urls=()) for file in one.ordered))
+    assert read == replace(one, files=tuple(one.ordered))
     assert read.id == one.id
 
 
@@ -234,6 +260,83 @@ def test_the_hub_with_the_revision_decides_and_the_preferred_one_gives_what_is_t
     assert {file.path: file.hash.kind for file in one.files}["small"] == "git"
     with pytest.raises(ValueError, match="none"):
         plan.agreed(sources[:1], "m", "/data/models", "M", REPO, COMMIT)
+
+
+def test_a_plan_that_was_begun_stands_when_no_hub_tells_of_its_revision() -> None:
+    right = Hash("sha256", SHA)
+    before = replace(
+        a_plan(
+            Planned("a", 5, right, ("http://ms/old/a", "http://hf/a")),
+            Planned("b", 5, right, ("http://10.0.0.1:1/token/b", "http://hf/b")),
+        ),
+        revision="v1",
+    )
+    living = Source("http://ms", listing("modelscope", OTHER, a=(5, right), b=(6, right)), False)
+    hubs = ["http://ms", "http://hf"]
+    for revision in ("v1", COMMIT):
+        one = plan.remembered(before, [living], hubs, REPO, revision)
+        assert (one.commit, one.id) == (COMMIT, before.id)
+        assert [file.urls for file in one.files] == [
+            ("http://ms/modelscope/a", "http://ms/old/a", "http://hf/a"),
+            ("http://hf/b",),
+        ]
+    with pytest.raises(ValueError, match="nobody has b"):
+        plan.remembered(before, [living], hubs[:1], REPO, COMMIT)
+    for repository, other in ((REPO, OTHER), (REPO, None), ("x/y", COMMIT)):
+        with pytest.raises(ValueError, match="it is of"):
+            plan.remembered(before, [living], hubs, repository, other)
+
+
+class Local:
+    """A connection to this machine, that keeps why it was asked."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+
+    def cancelled(self) -> bool:
+        return False
+
+    def run(self, command: Command) -> Result:
+        self.asked.append(command.why)
+        ran = subprocess.run(["sh", "-c", command.script], capture_output=True, timeout=60, check=False)
+        return Result(command, ran.returncode, ran.stdout.decode(), ran.stderr.decode(), 0.0)
+
+
+def test_a_hub_that_is_away_costs_neither_the_fetch_that_was_begun_nor_long_waits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One hub lists the files and does not know the revision; the other one takes connections and ends them."""
+    commits = {"modelscope": OTHER, "huggingface": COMMIT}
+    offered = {REPO: {"commits": commits, "files": {"config.json": {"text": "{}"}, "m.bin": {"size": 90_000, "seed": 1}}}}
+    living = hub_server.serve(offered, "127.0.0.1", 0)
+    threading.Thread(target=living.serve_forever, args=(0.05,), daemon=True).start()
+    away = socketserver.TCPServer(("127.0.0.1", 0), socketserver.BaseRequestHandler)
+    threading.Thread(target=away.serve_forever, args=(0.05,), daemon=True).start()
+    fleet = inventory.load(ROOT / "hosts")
+    name, node1 = "qwen3.8-27b-fp8", fleet.hosts["node1"]
+    model = fleet.models[name].model_copy(update={"source": REPO, "revision": COMMIT})
+
+    def plan_with(huggingface: int, connection: Any) -> Plan:
+        urls = {"modelscope": f"http://127.0.0.1:{living.server_address[1]}/modelscope"}
+        urls["huggingface"] = f"http://127.0.0.1:{huggingface}/huggingface"
+        one = fleet.model_copy(update={"weights": fleet.weights.model_copy(update={"endpoints": urls})})
+        screen = progress.Screen(bars=False)
+        return Fetch(one, node1, connection, _NoLog(), screen, Options(), None)._from_hubs(model)
+
+    monkeypatch.setattr(host, "HOME", str(tmp_path))
+    before = plan_with(living.server_address[1], Local())
+    connection = Local()
+    with pytest.raises(Refused, match="no source lists"):
+        plan_with(away.server_address[1], connection)
+    asked = [why for why in connection.asked if f":{away.server_address[1]}/" in why]
+    assert len(asked) == 2, "once more, and not about its default branch as well"
+    (tmp_path / name).mkdir()
+    (tmp_path / name / "plan").write_text(before.text())
+    after = plan_with(away.server_address[1], Local())
+    assert (after.id, after.commit) == (before.id, COMMIT)
+    for server in (living, away):
+        server.shutdown()
+        server.server_close()
 
 
 def test_config_comes_last_and_the_largest_first() -> None:
