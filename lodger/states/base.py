@@ -133,3 +133,8 @@ class Step:
     turn: str = ""
     last_of_turn: bool = False
     line: int = 0
+
+    @property
+    def group(self) -> tuple[int, str]:
+        """The states of one block for one item."""
+        return self.line, self.item

@@ -28,7 +28,7 @@ from lodger.render import render
 from lodger.runbook import names
 from lodger.states.base import NoUndo
 from lodger.states.given import GpusAwaited, StaysPaused, WayBack, WorkerPaused, WorkerUnpaused
-from lodger.states.rotation import Place
+from lodger.states.rotation import Keyring, Place
 from lodger.states.service import ServiceGone, ServiceReady, pause_places
 from tests.unit.readings import (
     HOST,
@@ -448,15 +448,16 @@ def until_true(condition: Callable[[], object], seconds: float = 20) -> None:
         time.sleep(0.05)
 
 
-def test_with_nobody_on_the_gpus_the_worker_is_started_joins_and_nothing_is_left(stage: Any) -> None:
-    seat = Seat("http://router:30002", "http://me:30000")
-    made, run = stage(WayBack(HOST, Place("http://me:30000", (seat,), (), "/k"), ()))
+def test_with_nobody_on_the_gpus_the_worker_is_started_joins_and_nothing_is_left(stage: Any, tmp_path: Path) -> None:
+    seat, key = Seat("http://router:30002", "http://me:30000"), tmp_path / "k"
+    key.touch()
+    made, run = stage(WayBack(HOST, Place("http://me:30000", (seat,), (), Keyring(str(key))), ()))
     out, err = run.communicate(timeout=30)
     assert (run.returncode, err) == (0, "")
     log = made.log.read_text()
     assert "systemctl start --no-block lodger-worker-a.service" in log
     assert "http://router:30002/workers" in log
-    assert "@/k" in log
+    assert f"-H @{key}" in log
     assert log.index("start --no-block") < log.index("http://router:30002/workers")
     assert "serves again" in out
     left = [path for path in made.root.rglob("*lodger*") if path.is_file() and "bin" not in path.parts]

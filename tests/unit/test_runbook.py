@@ -172,7 +172,7 @@ AT = Situation(
     pausable=(("program", "aigc"),),
     warned=(Notice("aigc", "wall soon", 5),),
     roll=Roll("http://127.0.0.1:30002"),
-    keys=(ApiKey("qwen38", Secret("k" * 32)),),
+    keys=(ApiKey("qwen38", "0123abcd", Secret("k" * 32)),),
 )
 
 
