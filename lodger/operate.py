@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from types import MappingProxyType
 from typing import Any
@@ -16,7 +16,7 @@ from lodger.facts import Deployed, Fact, Facts
 from lodger.footprint import Owner
 from lodger.inventory import Fleet, Host
 from lodger.keys import ApiKey
-from lodger.membership import Mate, Seat, header
+from lodger.membership import Mate, Seat, differences, header
 from lodger.render import Release, render, url
 from lodger.runbook import Runbook, annotated, expand
 from lodger.serving.smoke import EngineFacts, Expectation
@@ -289,7 +289,7 @@ def deploy(
         (*_FIRST, *foreseen),
         build,
         lambda read: difference(read[facts.DEPLOYED], release),
-        remarks=lambda read: away(host, read),
+        remarks=lambda read: [*away(host, read), *_left_behind(read, situation(installed(read[facts.DEPLOYED])))],
     )
 
 
@@ -299,6 +299,19 @@ def away(host: Host, read: Facts) -> list[str]:
         f"{pause}: it stays so; ./ops resume --host {host.name} --worker {pause.worker} ends it"
         for pause in pauses.paused(read[facts.DEPLOYED]).values()
     ]
+
+
+def _left_behind(read: Facts, at: Situation) -> Iterator[str]:
+    """Yield a line for each mate that does not answer while what the pool serves changes: nobody knows what it will serve."""
+    present = installed(read[facts.DEPLOYED])
+    changed = [
+        at.places[name]
+        for name, service in at.services.items()
+        if name in present and differences(present[name].identity, service.identity)
+    ]
+    silent = {mate.name for where in changed for mate in where.mates if where.is_silent(mate, read) and not mate.changing}
+    for name in sorted(silent):
+        yield f"{name} does not answer, and may come back as it was: deploy its host too, what the pool serves changes"
 
 
 def _refuse_older(deployed: Deployed, contained: Callable[[str], bool]) -> None:

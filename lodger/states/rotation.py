@@ -97,6 +97,11 @@ class Place:
         told = read[self.rotation]
         return [seat for seat in self.seats if told[seat.router] is not None and not isinstance(told[seat.router], Closed)]
 
+    def is_silent(self, mate: Mate, read: Facts) -> bool:
+        """Whether a mate was asked what it serves and did not answer."""
+        said = read[self.identities].get(mate.url)
+        return said is not None and not said and not isinstance(said, Closed)
+
     def strangers(self, read: Facts, wanted: Mapping[str, str]) -> list[Blocker]:
         """Return who would not serve the same as ``wanted`` once this command is done, and who asks for another key."""
         found = []

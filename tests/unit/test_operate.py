@@ -162,6 +162,27 @@ def test_a_deploy_knows_where_the_routers_reach_what_runs_now(fleet: Fleet, runs
     assert [seat.worker for seat in state._place.former] == [former] * bool(former)
 
 
+@pytest.mark.parametrize(
+    ("deployed_as", "mate", "told"),
+    [
+        ({"context_length": "65536"}, {}, True),
+        ({"context_length": "131072"}, {}, False),
+        ({"context_length": "65536"}, {"context_length": "131072"}, False),
+    ],
+)
+def test_a_mate_that_is_away_while_what_the_pool_serves_changes_is_named(
+    fleet: Fleet, deployed_as: dict[str, str], mate: dict[str, str], told: bool
+) -> None:
+    release = render(fleet, fleet.hosts["node1"])
+    was = replace(operate.managed(release)["worker-a"], config="old", identity=deployed_as)
+    ours = deployed(("r1",), links={"worker-a": "r1"}, files=installed("r1", was))
+    where = operate.place(fleet, fleet.hosts["node1"], was)
+    answers = {other.url: mate if other.name == "worker a on node2" else {"version": "0.5.19"} for other in where.mates}
+    read = readings({**base(deployed=ours), where.identities: answers, where.rotation: dict.fromkeys(["http://node2:30002"])})
+    line = "worker a on node2 does not answer, and may come back as it was"
+    assert [one.startswith(line) for one in plan(fleet).remarks(read)] == [True] * told
+
+
 def test_a_rollback_brings_the_earlier_key_back_before_the_workers(fleet: Fleet) -> None:
     one, two = (worker("a", pool="qwen38", key=mark) for mark in ("0000aaaa", "0000bbbb"))
     files = {**release_files("r1", one), **installed("r2", two)}
