@@ -297,7 +297,7 @@ class Engine:
         read, steps, params = self._build(plan, read, ledger)
         # What the earlier run did not look at, it did not touch: a run of another plan may ask for more.
         before = Facts.load(ledger.before, plan.host).over(read) if ledger is not None else read
-        outcome.remarks = tuple(plan.remarks(read))
+        outcome.remarks = remarks(plan, steps, read)
         for remark in outcome.remarks:
             self.report.note(plan.host, remark)
         if ledger is not None:
@@ -839,6 +839,11 @@ class _Progress:
     def knows(self, names: Iterable[str]) -> bool:
         """Return whether each of the states ``names`` is one of this run's."""
         return set(names) <= {step.state.name for step in self.steps}
+
+
+def remarks(plan: Plan, steps: Sequence[Step], read: Facts) -> tuple[str, ...]:
+    """Return what whoever reads plan or report has to know: the plan's lines, and those of its states."""
+    return tuple(filter(None, [*plan.remarks(read), *(step.state.remark(read) for step in steps)]))
 
 
 def _refusal(found: Sequence[Blocker]) -> Refused:

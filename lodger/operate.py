@@ -483,18 +483,13 @@ def pause(fleet: Fleet, host: Host, runbook: Runbook, worker: str, *, who: str, 
     def remarks(read: Facts) -> list[str]:
         service = _deployed(host, worker, read[facts.DEPLOYED])
         where = place(fleet, host, service)
-        alone = _missed(where, read) and where.gap(read, service.start)
+        alone = where.listed(read) and where.gap(read, service.start)  # without a router the state says it
         return (
             [f"worker {worker} is the only one that serves pool {service.pool}: it answers nothing meanwhile"] if alone else []
         )
 
     foreseen = _facts_of(runbook, [situation(service, "") for service in _foreseen_worker(fleet, host, worker)])
     return Plan("pause", host.name, (*_FIRST, pauses.NOW, *foreseen), build, remarks=remarks)
-
-
-def _missed(where: Place, read: Facts) -> bool:
-    """Whether the worker at ``where`` is one that somebody would miss: routers list it, or it answers where there is none."""
-    return bool(where.listed(read)) or (not where.seats and bool(read[where.identities].get(where.own)))
 
 
 def resume(fleet: Fleet, host: Host, runbook: Runbook, worker: str, *, patience: float = 0.0) -> Plan:

@@ -92,6 +92,11 @@ class State:
         del read
         return ""
 
+    def remark(self, read: Facts) -> str:
+        """Return a line that whoever reads plan or report has to know of what establishing it means, "" for nothing."""
+        del read
+        return ""
+
     def stops(self, read: Facts) -> list[str]:
         """Return the names of services that :meth:`act` takes down, for the ledger."""
         del read

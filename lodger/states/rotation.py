@@ -150,6 +150,11 @@ class WorkerDrained(ServiceState):
         routers = " and ".join(seat.router for seat in listed)
         return f"{routers} sends it requests{self._place.gap(read, self.service.start)}"
 
+    def remark(self, read: Facts) -> str:
+        """Return how long nobody answers where there is no router that could say so."""
+        gap = self._place.gap(read, self.service.start) if self._place.own and not self._place.seats and self._due(read) else ""
+        return f"{self.service.name} is stopped{gap}" if gap else ""
+
     def blockers(self, read: Facts) -> list[Blocker]:
         """Return the mates that it could not stand beside afterwards."""
         return self._place.strangers(read, self.service.identity)
@@ -182,6 +187,11 @@ class LeaverDrained(WorkerDrained):
         """Take the service as the earlier release defines it, its host, and its place."""
         super().__init__(service, host, place, lambda _: True)
         self.name = f"leaver_drained({service.name})"
+
+    def remark(self, read: Facts) -> str:
+        """Return nothing: it is not waited for."""
+        del read
+        return ""
 
     def blockers(self, read: Facts) -> list[Blocker]:
         """Return nothing: who leaves need not agree with who stays."""

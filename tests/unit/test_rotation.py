@@ -91,6 +91,20 @@ def test_the_pools_only_worker_says_that_there_will_be_a_gap_and_how_long() -> N
     assert "no answers" not in state.missing(seen(IN, place=ALONE)), "somebody else is behind the router"
 
 
+def test_without_a_router_the_pools_only_worker_says_so_too() -> None:
+    """Nothing has to be done for it, so the plan would not show the state."""
+    lonely = Place(OWN)
+    state = WorkerDrained(NEW, HOST, lonely)
+    said = "worker-a is stopped; nobody else serves the pool: there will be no answers until it is ready again (a start may take 900 s)"
+    assert (state.missing(seen({}, place=lonely)), state.remark(seen({}, place=lonely))) == ("", said)
+    assert state.remark(seen({}, runs=NEW, place=lonely)) == "", "it is not stopped"
+    assert state.remark(seen({}, runs=None, place=lonely)) == "", "it answers nothing now"
+    beside = replace(lonely, mates=PLACE.mates)
+    assert WorkerDrained(NEW, HOST, beside).remark(seen({}, place=beside)) == ""
+    assert DRAINED.remark(seen(IN)) == "", "the state says it"
+    assert WorkerDrained(NEW, HOST, Place()).remark(seen({}, place=Place())) == "", "it is in no pool"
+
+
 @pytest.mark.parametrize("state", [DRAINED, JOINED])
 def test_a_mate_that_serves_something_else_is_named_unless_this_command_changes_it_too(state: Any) -> None:
     other = {OWN: IDENTITY, MATE: {**IDENTITY, "context_length": "65536"}}
