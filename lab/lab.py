@@ -139,6 +139,13 @@ class Lab:
         found.sort(key=lambda one: one[1].standby)
         return [f"http://{self.twin(name).address}:{router.port}" for name, router in found]
 
+    def api_key(self, pool: str = "") -> str:
+        """Return the key that clients of a pool (by default that of the first router) send, as its file has it; "" for none."""
+        fleet = inventory.load(self.hosts)
+        routers = [host.router.pool for host in fleet.hosts.values() if host.router is not None]
+        named = fleet.pools[pool or routers[0]].api_key_file if pool or routers else None
+        return (fleet.folder / Path(named).expanduser()).read_text(encoding="utf-8").strip() if named else ""
+
     def describe(self) -> str:
         """Say in a few lines in what the twins differ from their hosts."""
         differ = "address, user, key, machine-id, image digests and the weights' endpoints"

@@ -156,7 +156,7 @@ def _events(body: bytes) -> Iterator[dict[str, Any]]:
 class Load:
     """So many clients with one request at a time each, until ``stop``, or until ``seconds`` or ``requests`` are over.
 
-    ``tokens`` is how long an answer is. Raises LabError when there is no address.
+    ``tokens`` is how long an answer is, ``key`` what the pool asks for. Raises LabError when there is no address.
     """
 
     def __init__(
@@ -169,11 +169,12 @@ class Load:
         requests: int = 1_000_000,
         model: str = "qwen3.8-27b",
         seed: int = 0,
+        key: str = "",
     ) -> None:
         if not urls:
             raise LabError("there is no address to load", "name one with --url, or give a host of the inventory a router")
         self.urls, self.clients, self.model, self.tokens = list(urls), clients, model, tokens
-        self._seconds, self._seed = seconds, seed
+        self._seconds, self._seed, self._key = seconds, seed, key
         self._tickets = iter(range(requests))
         self._lock = threading.Lock()
         self._answers: list[Answer] = []
@@ -236,7 +237,7 @@ class Load:
         first = time.monotonic()
         for tries, url in enumerate(itertools.cycle(urls), 1):
             began = time.monotonic()
-            status, body, broken = _stream(url, self._request(text))
+            status, body, broken = _stream(url, self._request(text), self._key)
             trouble = judge(status, body, broken)
             answer = Answer(url, first, time.monotonic(), trouble, tries, began - first, fresh)
             if not trouble or spoke(body) or len(urls) == 1 or answer.ended - first > PATIENCE:
@@ -256,7 +257,12 @@ class Load:
         return json.dumps(body).encode()
 
 
-def _stream(url: str, request: bytes) -> tuple[int, bytes, str]:
+def authorization(key: str) -> dict[str, str]:
+    """Return the header that carries a pool's key, nothing for a pool without one."""
+    return {"Authorization": f"Bearer {key}"} if key else {}
+
+
+def _stream(url: str, request: bytes, key: str) -> tuple[int, bytes, str]:
     """Ask for a chat; return its status (0: none came), the body as far as it came, and how the connection failed, if so."""
     where = urlsplit(url)
     connection = http.client.HTTPConnection(where.hostname or "", where.port, timeout=CONNECT)
@@ -264,7 +270,8 @@ def _stream(url: str, request: bytes) -> tuple[int, bytes, str]:
     try:
         connection.connect()
         connection.sock.settimeout(SILENCE)
-        connection.request("POST", "/v1/chat/completions", request, {"Content-Type": "application/json", "Connection": "close"})
+        headers = {"Content-Type": "application/json", "Connection": "close", **authorization(key)}
+        connection.request("POST", "/v1/chat/completions", request, headers)
         answer = connection.getresponse()
         status = answer.status
         while block := answer.read1(65536):

@@ -15,7 +15,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from lab.lab import Lab
-from lab.load import Load, Report
+from lab.load import Load, Report, authorization
 from lab.run import LabError
 from lab.twin import Twin
 from lodger import inventory
@@ -38,15 +38,18 @@ class Member:
 
 @dataclass(frozen=True)
 class Front:
-    """A router: its twin, the address that clients use, and where its figures are read inside the twin."""
+    """A router: its twin, the address that clients use, where its figures are read inside the twin, and what it asks for."""
 
     twin: Twin
     url: str
     metrics: str
+    key: str = ""
 
     def healthy(self) -> dict[str, bool]:
         """Return whether this router believes in each of its workers; raises OSError when it does not answer."""
-        return {worker["url"]: worker["is_healthy"] for worker in json.loads(get(f"{self.url}/workers")[1])["workers"]}
+        return {
+            worker["url"]: worker["is_healthy"] for worker in json.loads(get(f"{self.url}/workers", key=self.key)[1])["workers"]
+        }
 
     def sent(self) -> dict[str, int]:
         """Return how many requests this router has sent to each worker since it started."""
@@ -127,7 +130,7 @@ def as_json(loss: WorkerLoss | RouterLoss) -> dict[str, Any]:
 
 def kill_worker(front: Front, victim: Member, clients: int = 16) -> WorkerLoss:
     """Kill a worker's engine with SIGKILL under load and follow it until it is back and has its share."""
-    with Load([front.url], clients, tokens=_TOKENS) as load:
+    with Load([front.url], clients, tokens=_TOKENS, key=front.key) as load:
         time.sleep(WARM)
         in_flight, killed = kill_engine(victim), time.monotonic()
         _until(lambda: not front.healthy().get(victim.member, False), f"{front.url} takes {victim.member} out", 60)
@@ -162,7 +165,10 @@ def front(lab: Lab, *, standby: bool = False) -> Front:
         if host.router is not None and host.router.standby == standby:
             twin, router = lab.twin(name), host.router
             return Front(
-                twin, f"http://{twin.address}:{router.port}", f"http://{router.prometheus_listen}:{router.prometheus_port}"
+                twin,
+                f"http://{twin.address}:{router.port}",
+                f"http://{router.prometheus_listen}:{router.prometheus_port}",
+                lab.api_key(router.pool),
             )
     raise LabError(
         f"no host of the inventory has a {'standby ' if standby else ''}router",
@@ -188,8 +194,8 @@ def member(lab: Lab, before: Front, host: str = "", port: int = 0) -> Member:
 
 def lose_router(front: Front, standby: Front, lose: Callable[[Twin], None], clients: int = 16) -> RouterLoss:
     """Let go of a router under load, half of the clients knowing both addresses, and follow it until it answers again."""
-    both = Load([front.url, standby.url], clients // 2, tokens=_TOKENS)
-    alone = Load([front.url], clients // 2, tokens=_TOKENS, seed=1)
+    both = Load([front.url, standby.url], clients // 2, tokens=_TOKENS, key=front.key)
+    alone = Load([front.url], clients // 2, tokens=_TOKENS, seed=1, key=front.key)
     with both, alone:
         time.sleep(WARM)
         lose(front.twin)
@@ -212,12 +218,12 @@ def restart_router(twin: Twin) -> None:
     twin.exec(["systemctl", "restart", "--no-block", "lodger-router.service"])
 
 
-def get(url: str, timeout: float = 5) -> tuple[int, str]:
+def get(url: str, timeout: float = 5, key: str = "") -> tuple[int, str]:
     """Return status and body of a GET; status 0 when nobody answers."""
     where = urlsplit(url)
     connection = http.client.HTTPConnection(where.hostname or "", where.port, timeout=timeout)
     try:
-        connection.request("GET", where.path or "/", headers={"Connection": "close"})
+        connection.request("GET", where.path or "/", headers={"Connection": "close", **authorization(key)})
         answer = connection.getresponse()
         return answer.status, answer.read().decode("utf-8", "replace")
     except (OSError, http.client.HTTPException):

@@ -212,7 +212,7 @@ def load(_: Context, clients: int = 16, seconds: float = 30.0, url: list[str] | 
     from lab.load import Load  # noqa: PLC0415  late, like the rest
 
     with _lab() as lab:
-        report = Load(url or lab.router_urls(), clients, seconds=seconds).start().wait()
+        report = Load(url or lab.router_urls(), clients, seconds=seconds, key=lab.api_key()).start().wait()
     print(json.dumps(report.as_json()) if json_ else f"load: {report}")
     if report.failed:
         raise Exit(code=1)

@@ -297,7 +297,7 @@ class Engine:
         read, steps, params = self._build(plan, read, ledger)
         # What the earlier run did not look at, it did not touch: a run of another plan may ask for more.
         before = Facts.load(ledger.before, plan.host).over(read) if ledger is not None else read
-        outcome.remarks = tuple(plan.remarks(read))
+        outcome.remarks = remarks(plan, steps, read)
         for remark in outcome.remarks:
             self.report.note(plan.host, remark)
         if ledger is not None:
@@ -371,9 +371,9 @@ class Engine:
             if run.stale:
                 read = self._fresh(state.facts)
             missing = state.missing(read)
-            if not missing and state.name not in run.ledger.acted:
-                self._mark(run.outcome, StateOutcome(state.name, Mark.SATISFIED))
-                continue
+            acts = bool(missing) or state.name in run.ledger.acted
+            if acts:
+                run.worked.add(step.group)
             if missing:
                 try:
                     if self._take_turn(step):
@@ -385,9 +385,13 @@ class Engine:
                 except (LodgerError, KeyboardInterrupt):
                     self._mark(run.outcome, StateOutcome(state.name, Mark.FAILED, time.monotonic() - start))
                     raise
-            self._witness(run, step)
-            self._mark(run.outcome, StateOutcome(state.name, Mark.DONE, time.monotonic() - start, missing))
-            run.outcome.changed.append(state.name)
+            if step.group in run.worked:  # whatever became of the last state itself
+                self._witness(run, step)
+            if acts:
+                self._mark(run.outcome, StateOutcome(state.name, Mark.DONE, time.monotonic() - start, missing))
+                run.outcome.changed.append(state.name)
+            else:
+                self._mark(run.outcome, StateOutcome(state.name, Mark.SATISFIED))
             if step.last_of_turn:
                 self.gates.leave(run.plan.host)
 
@@ -826,7 +830,8 @@ class _Progress:
     """One run while it goes on.
 
     ``before`` is how the first try found the host, ``stale`` that something was done since the first reading, ``begun``
-    that a ledger is on the host, ``boot`` the boot that the states gone through so far count on.
+    that a ledger is on the host, ``boot`` the boot that the states gone through so far count on, ``worked`` the groups of
+    which a state was established.
     """
 
     plan: Plan
@@ -837,10 +842,16 @@ class _Progress:
     stale: bool = False
     begun: bool = False
     boot: str = ""
+    worked: set[tuple[int, str]] = field(default_factory=set)
 
     def knows(self, names: Iterable[str]) -> bool:
         """Return whether each of the states ``names`` is one of this run's."""
         return set(names) <= {step.state.name for step in self.steps}
+
+
+def remarks(plan: Plan, steps: Sequence[Step], read: Facts) -> tuple[str, ...]:
+    """Return what whoever reads plan or report has to know: the plan's lines, and those of its states."""
+    return tuple(filter(None, [*plan.remarks(read), *(step.state.remark(read) for step in steps)]))
 
 
 def _refusal(found: Sequence[Blocker]) -> Refused:

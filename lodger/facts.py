@@ -597,7 +597,8 @@ class Deployed:
 
     ``current`` is the release the host is recorded to run ("" for none), ``history`` the releases in the order they
     were deployed (the last is the current one), ``stored`` all that are kept, ``links`` service -> release whose files
-    it runs, ``files`` absolute path -> file for the current release, its units and the records below /var/lib/lodger.
+    it runs, ``files`` absolute path -> file for the current release, its units and the records below /var/lib/lodger,
+    ``keys`` the names of the files with keys of pools, whose content is nobody's to read.
     """
 
     current: str
@@ -605,6 +606,7 @@ class Deployed:
     stored: tuple[str, ...]
     links: Mapping[str, str]
     files: Mapping[str, HostFile]
+    keys: tuple[str, ...] = ()
 
     def manifest(self, release: str) -> dict[str, Any]:
         """Return the manifest of a stored release; raise Refused when it has none, or one that is no manifest."""
@@ -657,12 +659,12 @@ def _deployed(text: str) -> Deployed:
         tuple(value for value in values.get("stored", []) if value),
         {name: target.split("/")[-2] for name, target in links.items() if target.startswith("/opt/lodger/releases/")},
         decode_files(rest),
+        tuple(value for value in values.get("key", []) if value),
     )
 
 
-# Neither the keys, for what is read stands in journals, nor what is no record: a driver's packages take hundreds of MB.
-_OTHER = ("driver", "fetch", "journal", "lock*", "share", "unfinished.json*")
-_UNREAD = ("/etc/lodger/keys", *(f"/var/lib/lodger/{name}" for name in _OTHER))
+# What is no record is not read: a driver's packages take hundreds of MB.
+_UNREAD = tuple(f"/var/lib/lodger/{name}" for name in ("driver", "fetch", "journal", "lock*", "share", "unfinished.json*"))
 
 DEPLOYED = Fact(
     "deployed",
@@ -670,10 +672,11 @@ DEPLOYED = Fact(
 sed 's/^/history=/' /opt/lodger/history 2>/dev/null
 ls /opt/lodger/releases 2>/dev/null | grep -x '[0-9a-f]*' | sed 's/^/stored=/'
 for link in /opt/lodger/services/*; do [ -L "$link" ] && echo "link=$(basename "$link") $(readlink "$link")"; done
+ls /etc/lodger/keys 2>/dev/null | sed 's/^/key=/'
 echo @files
 """
     + files_snippet(
-        "/opt/lodger/releases /etc/lodger /etc/systemd/system /var/lib/lodger -maxdepth 3 "
+        "/opt/lodger/releases /etc/systemd/system /var/lib/lodger -maxdepth 3 "
         r"\( -path '/etc/systemd/system/*' ! -path '/etc/systemd/system/lodger-*' "
         + " ".join(f"-o -path '{path}'" for path in _UNREAD)
         + r" \) -prune -o -size -1024k"
@@ -765,8 +768,8 @@ def serving_fact(container: str, unit: str, host: str) -> Fact[Serving]:
     """Return the readiness of the service in ``container``: found by our labels, asked at its own address and port.
 
     /health generates a token and answers 200 only when the engine can serve (recordings: an open port, /v1/models or a
-    log line prove nothing); it takes at least a second, and 20 s when the scheduler hangs. A router's /health is 200
-    with no worker behind it; the label names the path that proves readiness.
+    log line prove nothing); it takes at least a second, and 20 s when the scheduler hangs. A router's /health is 200 with no
+    worker behind it: whom it sends requests to, its list tells. The label names the path that is asked.
     """
     labels = "|".join(f'{{{{index .Config.Labels "io.lodger.{name}"}}}}' for name in ("host", "config", "port", "health"))
     address = "{{range .NetworkSettings.Networks}}{{.IPAddress}}{{end}}"

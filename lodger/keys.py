@@ -17,20 +17,20 @@ _ACCEPTED = re.compile(r"[A-Za-z0-9._~+/=-]{20,200}")
 
 @dataclass(frozen=True)
 class ApiKey:
-    """The key that a pool's workers and routers ask for."""
+    """The key that a pool's workers and routers ask for.
+
+    ``mark`` is eight hex digits that tell one key from the next, too few to confirm a guess of it. ``secret`` is None for the
+    key of an earlier release, which only the host still has.
+    """
 
     pool: str
-    secret: Secret
+    mark: str
+    secret: Secret | None = None
 
     @property
-    def mark(self) -> str:
-        """Eight hex digits that tell one key from the next, and too few to confirm a guess of it."""
-        return mark(self.secret.reveal())
-
-    @property
-    def header(self) -> Secret:
+    def header(self) -> Secret | None:
         """The line of a request that carries it, as curl reads it from a file."""
-        return Secret(f"Authorization: Bearer {self.secret.reveal()}\n")
+        return Secret(f"Authorization: Bearer {self.secret.reveal()}\n") if self.secret is not None else None
 
 
 def mark(key: str) -> str:
@@ -59,4 +59,4 @@ def of(fleet: Fleet, pool: str) -> ApiKey | None:
     if not _ACCEPTED.fullmatch(text):
         accepts = "20 to 200 letters, digits and . _ ~ + / = -, and nothing else in the file"
         raise InventoryError(f"{where}: {path} does not hold a key; accepted: {accepts}", hint=f"openssl rand -hex 32 > {path}")
-    return ApiKey(pool, Secret(text))
+    return ApiKey(pool, mark(text), Secret(text))

@@ -11,17 +11,23 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 from urllib.parse import quote as percent
 
 from lodger import paths
 from lodger.command import Command, quote
 from lodger.facts import Fact
 
+
+class Closed(dict[str, Any]):
+    """What is learnt of a router or worker that asks for another key than the host has: nothing but that."""
+
+
 Rotation = Mapping[str, Mapping[str, bool] | None]
-"""Router's URL -> worker's URL -> whether the router counts it as healthy; None for a router that does not answer."""
+"""Router's URL -> worker's URL -> whether the router counts it as healthy; None for one that does not answer, or Closed."""
 
 Identities = Mapping[str, Mapping[str, str]]
-"""Worker's URL -> what it serves, by the names of /server_info; empty for one that does not answer."""
+"""Worker's URL -> what it serves, by the names of /server_info; empty for one that does not answer, or Closed."""
 
 # What must be the same for a request to get the same answer from any worker of a pool, as /server_info names it.
 SAME = (
@@ -38,15 +44,19 @@ SAME = (
 
 @dataclass(frozen=True)
 class Seat:
-    """A worker's place at one router: the router's URL as the worker's host reaches it, and how the router names the worker."""
+    """A worker's place at one router: the router's URL as the worker's host reaches it, and how the router names the worker.
+
+    ``changing`` says whether this command changes the router too.
+    """
 
     router: str
     worker: str
+    changing: bool = False
 
 
 @dataclass(frozen=True)
 class Mate:
-    """Another worker of the pool: what to call it, its URL from here, and whether this command changes it too."""
+    """A worker of the pool: what to call it, its URL from here, and whether this command changes it too."""
 
     name: str
     url: str
@@ -55,16 +65,15 @@ class Mate:
 
 def header(pool: str, keyed: bool) -> str:
     """Return the file on a host with the header that a pool's workers and routers ask for, "" where they ask for none."""
-    return f"{paths.KEYS}/{pool}" if keyed else ""
+    return paths.key(pool) if keyed else ""
 
 
 def _curl(*words: str, key: str, seconds: int) -> str:
-    # The key goes from the file to the wire: an argument would stand in the list of processes.
-    return quote(["curl", "-s", "--noproxy", "*", "--connect-timeout", "2", "--max-time", str(seconds), *_keyed(key), *words])
-
-
-def _keyed(key: str) -> list[str]:
-    return ["-H", f"@{key}"] if key else []
+    # The key goes from the file to the wire: an argument would stand in the list of processes. A pool's first key is on no
+    # host yet, and curl asks nothing at all with a header whose file is missing.
+    header = f"$([ ! -e {key} ] || echo -H @{key}) " if key else ""
+    options = ["curl", "-s", "--noproxy", "*", "--connect-timeout", "2", "--max-time", str(seconds)]
+    return f"{quote(options)} {header}{quote(words)}"
 
 
 def rotation_fact(routers: Sequence[str], key: str) -> Fact[Rotation]:
@@ -78,15 +87,19 @@ def rotation_fact(routers: Sequence[str], key: str) -> Fact[Rotation]:
             found[url] = _listed(body)
         return found
 
-    lines = [f"printf '@router %s\\n' {quote([url])}; {_curl(f'{url}/workers', key=key, seconds=5)}; echo" for url in wanted]
+    ask = ("-w", "\\n@code %{http_code}\\n")
+    lines = [f"printf '@router %s\\n' {quote([url])}; {_curl(*ask, f'{url}/workers', key=key, seconds=5)}" for url in wanted]
     return Fact(f"rotation {' '.join(wanted)}", "\n".join(lines) or "true", parse)
 
 
-def _listed(body: str) -> Mapping[str, bool] | None:
+def _listed(said: str) -> Mapping[str, bool] | None:
+    body, _, code = said.partition("\n@code ")
+    if code.strip() == "401":
+        return Closed()
     try:
         return {worker["url"]: bool(worker["is_healthy"]) for worker in json.loads(body)["workers"]}
     except (ValueError, KeyError, TypeError):
-        return None  # no router, another program on its port, or one that asks for another key
+        return None  # no router, or another program on its port
 
 
 def identities_fact(urls: Sequence[str], key: str) -> Fact[Identities]:
@@ -95,13 +108,7 @@ def identities_fact(urls: Sequence[str], key: str) -> Fact[Identities]:
     Only the fields of ``SAME`` leave the host: the rest of /server_info holds the server's keys.
     """
     wanted = tuple(sorted(set(urls)))  # in any order the same fact, read once
-    names = "|".join((*SAME, "scheduler_e2e"))
-    only = quote(["grep", "-oE", f'"({names})": ?("[^"]*"|[^,}}]*)'])
-    ask = [
-        f"{{ said=$({_curl(f'{url}/server_info', key=key, seconds=5)} | {only})"
-        f"; printf '@worker %s\\n%s\\n' {quote([url])} \"$said\"; }} &"
-        for url in wanted
-    ]
+    ask = [f"{{ said=$({told(url, key)}); printf '@worker %s\\n%s\\n' {quote([url])} \"$said\"; }} &" for url in wanted]
 
     def parse(text: str) -> Identities:
         found: dict[str, Mapping[str, str]] = {url: {} for url in wanted}
@@ -110,10 +117,18 @@ def identities_fact(urls: Sequence[str], key: str) -> Fact[Identities]:
             fields: dict[str, str] = {}
             for name, value in re.findall(r'^"(\w+)": ?(.*)$', said, re.MULTILINE):
                 fields.setdefault(name, value.strip('"'))  # an inner object repeats some of them
-            found[url] = fields
+            found[url] = Closed() if fields.pop("http", "") == "401" else fields
         return found
 
     return Fact(f"identities {' '.join(wanted)}", "\n".join([*ask, "wait"]), parse)
+
+
+def told(url: str, key: str) -> str:
+    """Return sh that prints what the worker at ``url`` says of itself, a field a line; the HTTP code is the field `http`."""
+    names = "|".join((*SAME, "scheduler_e2e", "http"))
+    only = quote(["grep", "-oE", f'"({names})": ?("[^"]*"|[^,}}]*)'])
+    ask = ("-w", '\\n"http": "%{http_code}"\\n', f"{url}/server_info")
+    return f"{_curl(*ask, key=key, seconds=5)} | {only}"
 
 
 def differences(found: Mapping[str, str], wanted: Mapping[str, str]) -> list[str]:

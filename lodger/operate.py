@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from types import MappingProxyType
 from typing import Any
 
 from lodger import capacity, facts, keys, paths, pauses
-from lodger.command import Secret, Transport
+from lodger.command import Command, Secret, Transport, quote
 from lodger.engine import Ledger, Plan
 from lodger.errors import InventoryError, Refused, StateFailed, UsageError
 from lodger.facts import Deployed, Fact, Facts
 from lodger.footprint import Owner
 from lodger.inventory import Fleet, Host
 from lodger.keys import ApiKey
-from lodger.membership import Mate, Seat, header
+from lodger.membership import Mate, Seat, differences, header
 from lodger.render import Release, render, url
 from lodger.runbook import Runbook, annotated, expand
 from lodger.serving.smoke import EngineFacts, Expectation
@@ -27,7 +27,7 @@ from lodger.states.given import WayBack, forgetful, heeds
 from lodger.states.neighbour import recorded
 from lodger.states.reboot import Rebooted
 from lodger.states.release import Content, manifest
-from lodger.states.rotation import Place, Roll
+from lodger.states.rotation import Keyring, Place, Roll
 from lodger.states.served import Smoke
 from lodger.states.service import Managed, services, unit_files
 
@@ -52,6 +52,8 @@ def managed(release: Release) -> dict[str, Managed]:
             pool=service.pool,
             listen=service.listen,
             identity=service.identity,
+            address=service.address,
+            key=service.key,
         )
         for service in release.services
     }
@@ -97,16 +99,20 @@ def smoke(
     say: Callable[[str], None] = lambda _: None,
     learn: Learn = lambda _: "",
     *,
-    key: Secret | None = None,
+    key: Secret | str | None = None,
 ) -> Smoke:
-    """Return the smoke checks as an action of a state: they raise StateFailed, or return one line with a chat reply."""
+    """Return the smoke checks as an action of a state: they raise StateFailed, or return one line with a chat reply.
+
+    ``key`` is what the worker asks for, or the file on its host with it: after a rollback only the host has it.
+    """
     wanted = expectation(expected)
 
     def run(transport: Transport, address: str, port: int, progress: Callable[[str], None]) -> str:
         from lodger.serving.client import Client  # noqa: PLC0415  httpx takes its time, and most tasks do without
         from lodger.serving.smoke import smoke as ask  # noqa: PLC0415
 
-        with transport.forward(address, port) as local, Client(f"http://127.0.0.1:{local}", key) as client:
+        held = _held(transport, key) if isinstance(key, str) else key
+        with transport.forward(address, port) as local, Client(f"http://127.0.0.1:{local}", held) as client:
             report = ask(client, wanted, progress=lambda check: progress(f"{check.name}: {check.detail}"))
         for check in report.failures:
             raise StateFailed(f"smoke check `{check.name}` failed: {check.detail}", hint=f"the setting is {check.setting}")
@@ -117,6 +123,13 @@ def smoke(
         return f"{len(report.checks)} smoke checks passed{first}{pace}{learnt}; it says: {report.reply.strip()[:200]}"
 
     return run
+
+
+def _held(transport: Transport, path: str) -> Secret | None:
+    if not path:
+        return None
+    read = Command(f"sed -n 's/^Authorization: Bearer //p' {quote([path])}", why="ask with the key that the worker has")
+    return Secret(transport.run(read).check(transport.host).stdout.strip())
 
 
 def neighbours(host: Host) -> dict[Owner, int]:
@@ -135,45 +148,74 @@ def turns(host: Host, gone: Mapping[str, Managed] = MappingProxyType({})) -> dic
     return pools | ({"router": host.router.pool} if host.router else {})
 
 
-def place(fleet: Fleet, host: Host, service: Managed, together: Collection[str] = ()) -> Place:
-    """Return where a worker on ``host`` stands in its pool; ``together`` are the hosts that the same command changes."""
+def place(fleet: Fleet, host: Host, service: Managed, together: Collection[str] = (), runs: Managed | None = None) -> Place:
+    """Return where a worker on ``host`` stands in its pool.
+
+    ``together`` are the hosts that the same command changes, ``runs`` is the worker as it is installed now.
+    """
     if service.kind != "worker" or service.pool not in fleet.pools:
         return Place()
 
-    def own(seen_from: str) -> str:
-        return url(seen_from, host, service.listen, service.port)
+    def seats(one: Managed) -> tuple[Seat, ...]:
+        return tuple(
+            Seat(
+                url(host.name, other, other.router.listen, other.router.port),
+                url(other.name, host, one.listen, one.port, one.address),
+                other.name in {*together, host.name},
+            )
+            for _, other in sorted(fleet.hosts.items())
+            if other.router is not None and other.router.pool == one.pool
+        )
 
     mates = [
         Mate(f"worker {worker.name} on {other.name}", url(host.name, other, worker.listen, worker.port), other.name in together)
         for other, worker in fleet.pool_workers(service.pool)
-        if (other.name, worker.port) != (host.name, service.port)
+        if (other.name, f"worker-{worker.name}") != (host.name, service.name)
     ]
-    seats = [
-        Seat(url(host.name, other, other.router.listen, other.router.port), own(other.name))
-        for _, other in sorted(fleet.hosts.items())
-        if other.router is not None and other.router.pool == service.pool
-    ]
-    return Place(own(host.name), tuple(seats), tuple(mates), _header(fleet, service.pool))
+    now = seats(service)
+    former = tuple(seat for seat in (seats(runs) if runs else ()) if seat not in now)
+    own = url(host.name, host, service.listen, service.port)
+    return Place(own, now, tuple(mates), _keyring(fleet, service), former)
 
 
-def roll(fleet: Fleet, host: Host, services: Mapping[str, Managed]) -> Roll | None:
-    """Return who is to stand behind the router of ``host``, None where it has none; its own workers are ``services``."""
-    if host.router is None:
+def roll(fleet: Fleet, host: Host, services: Mapping[str, Managed], together: Collection[str] = ()) -> Roll | None:
+    """Return who is to stand behind the router among ``services`` of ``host``, None where there is none."""
+    router = services.get("router")
+    if router is None:
         return None
-    members = {
-        url(host.name, other, worker.listen, worker.port): f"worker {worker.name} on {other.name}"
-        for other, worker in fleet.pool_workers(host.router.pool)
+    pool = router.pool or (host.router.pool if host.router else "")  # an old manifest names no pool
+    members = [
+        Mate(f"worker {worker.name} on {other.name}", url(host.name, other, worker.listen, worker.port), other.name in together)
+        for other, worker in fleet.pool_workers(pool)
         if other.name != host.name
-    }
+    ]
     for service in services.values():
-        if service.kind == "worker" and service.pool in {"", host.router.pool}:  # an old manifest names no pool
-            members[url(host.name, host, service.listen, service.port)] = f"{service.name} on {host.name}"
-    here = url(host.name, host, host.router.listen, host.router.port)
-    return Roll(here, members, _header(fleet, host.router.pool))
+        if service.kind == "worker" and service.pool in {"", pool}:
+            here = url(host.name, host, service.listen, service.port)
+            members.append(Mate(f"{service.name} on {host.name}", here, changing=True))
+    return Roll(url(host.name, host, router.listen, router.port), tuple(members), _keyring(fleet, router))
 
 
-def _header(fleet: Fleet, pool: str) -> str:
-    return header(pool, keyed=fleet.pools[pool].api_key_file is not None)
+def _keyring(fleet: Fleet, service: Managed) -> Keyring:
+    pool = service.pool
+    keyed = bool(service.key) or (pool in fleet.pools and fleet.pools[pool].api_key_file is not None)
+    return Keyring(header(pool, keyed), pool, service.key)
+
+
+def places(
+    fleet: Fleet,
+    host: Host,
+    services: Mapping[str, Managed],
+    together: Collection[str] = (),
+    present: Mapping[str, Managed] = MappingProxyType({}),
+) -> dict[str, Place]:
+    """Return where each of ``services`` stands in its pool; ``present`` are those that are installed now."""
+    return {name: place(fleet, host, service, together, present.get(name)) for name, service in services.items()}
+
+
+def earlier_keys(services: Mapping[str, Managed]) -> tuple[ApiKey, ...]:
+    """Return the keys that the services of an earlier release ask for; only the host still has them."""
+    return tuple(ApiKey(*one) for one in sorted({(service.pool, service.key) for service in services.values() if service.key}))
 
 
 def pool_keys(fleet: Fleet, host: Host) -> tuple[ApiKey, ...]:
@@ -203,7 +245,8 @@ def deploy(
     pools = [fleet.pools[worker.pool] for worker in host.workers.values()]
     engine_images = {fleet.images[pool.image].reference for pool in pools}
 
-    def situation(gone: Mapping[str, Managed], paused: Collection[str] = ()) -> Situation:
+    def situation(present: Mapping[str, Managed], paused: Collection[str] = ()) -> Situation:
+        gone = {name: service for name, service in present.items() if name not in wanted}
         return Situation(
             host=host.name,
             release=release.id,
@@ -224,18 +267,18 @@ def deploy(
             turns=turns(host, gone),
             neighbours=neighbours(host),
             replaced=tuple((n.kind, name) for name, n in host.neighbours.items() if n.policy == "replace"),
-            smoke=lambda name: smoke(expected[name], say, learning(fleet, host, name), key=secret(fleet, expected[name])),
-            places={name: place(fleet, host, service, together) for name, service in {**gone, **wanted}.items()},
-            roll=roll(fleet, host, wanted),
+            smoke=lambda name: smoke(expected[name], say, learning(fleet, host, name), key=wanted[name].key_file),
+            places=places(fleet, host, {**gone, **wanted}, together, present),
+            roll=roll(fleet, host, wanted, together),
             keys=pool_keys(fleet, host),
         )
 
     def build(read: Facts, ledger: Ledger | None) -> tuple[list[Step], Mapping[str, Any]]:
         del ledger
         deployed = read[facts.DEPLOYED]
-        gone = {name: service for name, service in installed(deployed).items() if name not in wanted}
+        present = installed(deployed)
         _refuse_older(deployed, contained)
-        return expand(runbook, situation(gone, pauses.paused(deployed))), {"release": release.id}
+        return expand(runbook, situation(present, pauses.paused(deployed))), {"release": release.id}
 
     # All that the states ask for, so that a deploy with nothing to do reads once.
     foreseen = [fact for step in expand(runbook, situation({})) for fact in (*step.state.facts, *step.state.undo_facts)]
@@ -246,7 +289,7 @@ def deploy(
         (*_FIRST, *foreseen),
         build,
         lambda read: difference(read[facts.DEPLOYED], release),
-        remarks=lambda read: away(host, read),
+        remarks=lambda read: [*away(host, read), *_left_behind(read, situation(installed(read[facts.DEPLOYED])))],
     )
 
 
@@ -256,6 +299,19 @@ def away(host: Host, read: Facts) -> list[str]:
         f"{pause}: it stays so; ./ops resume --host {host.name} --worker {pause.worker} ends it"
         for pause in pauses.paused(read[facts.DEPLOYED]).values()
     ]
+
+
+def _left_behind(read: Facts, at: Situation) -> Iterator[str]:
+    """Yield a line for each mate that does not answer while what the pool serves changes: nobody knows what it will serve."""
+    present = installed(read[facts.DEPLOYED])
+    changed = [
+        at.places[name]
+        for name, service in at.services.items()
+        if name in present and differences(present[name].identity, service.identity)
+    ]
+    silent = {mate.name for where in changed for mate in where.mates if where.is_silent(mate, read) and not mate.changing}
+    for name in sorted(silent):
+        yield f"{name} does not answer, and may come back as it was: deploy its host too, what the pool serves changes"
 
 
 def _refuse_older(deployed: Deployed, contained: Callable[[str], bool]) -> None:
@@ -320,9 +376,10 @@ def rollback(
             replaced=tuple((n.kind, name) for name, n in host.neighbours.items() if n.policy == "replace"),
             # What only a deploy that was cut off had replaced does not wait for the last rollback.
             records=tuple(record for record in records if not target or record not in owed_before),
-            smoke=lambda name: smoke(expected.get(name, {}), say, key=secret(fleet, expected.get(name, {}))),
-            places={name: place(fleet, host, service, together) for name, service in {**gone, **wanted}.items()},
-            roll=roll(fleet, host, wanted),
+            smoke=lambda name: smoke(expected.get(name, {}), say, key=wanted[name].key_file),
+            places=places(fleet, host, {**gone, **wanted}, together, present),
+            roll=roll(fleet, host, wanted, together),
+            keys=earlier_keys(wanted),
         )
         return expand(runbook, at), {"history": list(history)}
 
@@ -365,8 +422,8 @@ def maintenance(fleet: Fleet, host: Host, runbook: Runbook, *, now: bool = False
             gpu_memory=host.gpus.memory_mib,
             turns=turns(host),
             neighbours=neighbours(host),
-            smoke=lambda name: smoke(expected.get(name, {}), key=secret(fleet, expected.get(name, {}))),
-            places={name: place(fleet, host, service) for name, service in serving.items()},
+            smoke=lambda name: smoke(expected.get(name, {}), key=serving[name].key_file),
+            places=places(fleet, host, serving),
             upgrade=goal,
             pausable=pausable,
             warned=tuple(Notice(name, n.warn.command, n.warn.minutes) for name, n in host.neighbours.items() if n.warn),
@@ -426,18 +483,13 @@ def pause(fleet: Fleet, host: Host, runbook: Runbook, worker: str, *, who: str, 
     def remarks(read: Facts) -> list[str]:
         service = _deployed(host, worker, read[facts.DEPLOYED])
         where = place(fleet, host, service)
-        alone = _missed(where, read) and where.gap(read, service.start)
+        alone = where.listed(read) and where.gap(read, service.start)  # without a router the state says it
         return (
             [f"worker {worker} is the only one that serves pool {service.pool}: it answers nothing meanwhile"] if alone else []
         )
 
     foreseen = _facts_of(runbook, [situation(service, "") for service in _foreseen_worker(fleet, host, worker)])
     return Plan("pause", host.name, (*_FIRST, pauses.NOW, *foreseen), build, remarks=remarks)
-
-
-def _missed(where: Place, read: Facts) -> bool:
-    """Whether the worker at ``where`` is one that somebody would miss: routers list it, or it answers where there is none."""
-    return bool(where.listed(read)) or (not where.seats and bool(read[where.identities].get(where.own)))
 
 
 def resume(fleet: Fleet, host: Host, runbook: Runbook, worker: str, *, patience: float = 0.0) -> Plan:
@@ -454,7 +506,7 @@ def resume(fleet: Fleet, host: Host, runbook: Runbook, worker: str, *, patience:
             services={service.name: service},
             neighbours=neighbours(host),
             turns=turns(host),
-            smoke=lambda name: smoke(expected.get(name, {}), key=secret(fleet, expected.get(name, {}))),
+            smoke=lambda name: smoke(expected.get(name, {}), key=service.key_file),
             places={service.name: place(fleet, host, service)},
             patience=patience,
         )

@@ -15,9 +15,15 @@ LEDGER = f"{VAR}/unfinished.json"
 LOCK = f"{VAR}/lock"
 IMAGES = f"{VAR}/images"
 KEYS = "/etc/lodger/keys"
+REMOVE_NO_KEYS = f"rmdir --ignore-fail-on-non-empty {KEYS} /etc/lodger 2>/dev/null; true"
 PAUSED = f"{VAR}/paused"
 RETURNS = f"{VAR}/returns"
 MOTD = "/etc/motd.d"
+
+
+def key(pool: str, mark: str = "") -> str:
+    """Return the file with the header that a pool asks for: of the key with this ``mark``, or the link to the one in use."""
+    return f"{KEYS}/{pool}{f'.{mark}' if mark else ''}"
 
 
 def write(path: str, content: str, why: str, mode: str = "0644") -> Command:

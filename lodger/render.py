@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from types import MappingProxyType
 from typing import Literal
@@ -19,7 +21,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from lodger import command, keys, paths
 from lodger.errors import InventoryError
-from lodger.inventory import Fleet, Host, Router, Worker
+from lodger.inventory import Fleet, Host, Image, Router, Worker
 from lodger.keys import ApiKey
 
 _TEMPLATES = Path(__file__).parent.parent / "templates"
@@ -43,7 +45,8 @@ class Service:
     ``container`` is also the Compose project's name, ``image`` its reference by digest, ``port`` where it listens on the
     host, ``gpus`` the GPUs it has to itself. ``config_hash`` covers the service's own files without the label that
     carries it. The time-outs are for its slowest start and its longest stop, in seconds. ``listen`` is the address of
-    ``port``; ``identity`` is what a worker of its pool tells of itself, by the names of /server_info.
+    ``port``, ``address`` that at which other hosts reach this one; ``identity`` is what a worker of its pool tells of itself,
+    by the names of /server_info; ``key`` is the mark of the key that it asks for, "" for none.
     """
 
     name: str
@@ -60,6 +63,8 @@ class Service:
     pool: str
     listen: str
     identity: Mapping[str, str]
+    address: str
+    key: str
 
 
 @dataclass(frozen=True)
@@ -113,11 +118,19 @@ def worker_urls(fleet: Fleet, host: Host, pool: str) -> tuple[str, ...]:
     return tuple(url(host.name, other, worker.listen, worker.port) for other, worker in fleet.pool_workers(pool))
 
 
-def url(seen_from: str, host: Host, listen: str, port: int) -> str:
-    """Return the URL at which a program on the host ``seen_from`` reaches what listens on ``host``."""
+def url(seen_from: str, host: Host, listen: str, port: int, address: str = "") -> str:
+    """Return the URL at which a program on the host ``seen_from`` reaches what listens on ``host``.
+
+    ``address`` is one at which other hosts reached ``host`` when that was not yet what the inventory says now.
+    """
     here = "127.0.0.1" if listen == "0.0.0.0" else listen  # noqa: S104  # compared, not bound
-    address = here if host.name == seen_from else host.service_address or host.address
+    address = here if host.name == seen_from else address or reached(host)
     return f"http://{f'[{address}]' if ':' in address else address}:{port}"
+
+
+def reached(host: Host) -> str:
+    """Return the address at which other hosts reach ``host``."""
+    return host.service_address or host.address
 
 
 def _worker(fleet: Fleet, host: Host, worker: Worker) -> Service:
@@ -126,6 +139,11 @@ def _worker(fleet: Fleet, host: Host, worker: Worker) -> Service:
     draft_model = fleet.models[engine.draft.model] if engine.draft and engine.draft.model else None
     image = fleet.images[pool.image]
     gpus = " ".join(map(str, worker.gpus))
+    path = f"/models/{model.directory}"
+    # Some other tokenizer can only come with a further option; of two, the engine takes the last.
+    words = [word for argument in engine.extra_args for word in argument.split("=", 1)]
+    tokenizer = next((value for name, value in reversed([*pairwise(words)]) if name == "--tokenizer-path"), path)
+    version = engine_version(image)
     return _service(
         "worker",
         f"worker-{worker.name}",
@@ -148,15 +166,24 @@ def _worker(fleet: Fleet, host: Host, worker: Worker) -> Service:
         key=keys.of(fleet, pool.name),
         pool=pool.name,
         listen=worker.listen,
+        address=reached(host),
         identity={
             "served_model_name": model.served_name or pool.model,
-            "model_path": f"/models/{model.directory}",
+            "model_path": path,
             "weight_version": model.revision or "default",
+            "tokenizer_path": tokenizer,
             "context_length": str(engine.context_length),
             "reasoning_parser": engine.reasoning_parser or "null",
             "tool_call_parser": engine.tool_call_parser or "null",
+            **({"version": version} if version else {}),
         },
     )
+
+
+def engine_version(image: Image) -> str:
+    """Return the engine's version as it tells it itself, by its image's tag (``v0.5.19-cu129``), "" for a tag without one."""
+    found = re.match(r"v?(\d+(\.\d+)+(\.?(post|dev|rc)\d+)?)(-|$)", image.tag)
+    return found[1] if found else ""
 
 
 def _router(fleet: Fleet, host: Host, router: Router, name: str = "router") -> Service:
@@ -185,6 +212,7 @@ def _router(fleet: Fleet, host: Host, router: Router, name: str = "router") -> S
         key=keys.of(fleet, pool.name),
         pool=pool.name,
         listen=router.listen,
+        address=reached(host),
         identity={},
     )
 
@@ -206,6 +234,7 @@ def _service(
     pool: str,
     listen: str,
     identity: Mapping[str, str],
+    address: str,
     changing: Mapping[str, object] = MappingProxyType({}),
     more: tuple[File, ...] = (),
 ) -> Service:
@@ -253,6 +282,8 @@ def _service(
         pool=pool,
         listen=listen,
         identity=identity,
+        address=address,
+        key=key.mark if key else "",
     )
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from lodger import checkout, cli, facts, pauses
 from lodger.command import Transport
-from lodger.engine import Engine, Mark, Outcome, Plan, StateOutcome
+from lodger.engine import Engine, Mark, Outcome, Plan, StateOutcome, remarks
 from lodger.errors import LodgerError, Refused, StateFailed, UsageError
 from lodger.facts import Facts
 from lodger.findings import Examined
@@ -178,7 +178,7 @@ def look(host: Host, plan: Callable[[Host], Plan]) -> Look:
         with Ssh(host, cancelled=cli.stop.is_set) as connection:
             engine = Engine(connection, _NoLog(), _Report(), lambda *_: [], user="", machine_id=host.machine_id)
             read, steps = engine.look(wanted)
-            seen.diff, seen.remarks = wanted.difference(read), tuple(wanted.remarks(read))
+            seen.diff, seen.remarks = wanted.difference(read), remarks(wanted, steps, read)
             refusal = _refusal(engine, steps, read)
             seen.states = [
                 (step.state.name, missing := step.state.missing(read), [] if refusal else _commands(step, read, missing))

@@ -59,11 +59,14 @@ class Sent:
 
 @dataclass(frozen=True)
 class Served:
-    """One request with the worker that its logs say served it (empty: none of them), and the tokens that were computed."""
+    """One request with the worker that its logs say served it (empty: none of them), and the tokens that were computed.
+
+    ``new_tokens`` is None where no batches in the log make up the prompt with the cached tokens that its client was told.
+    """
 
     sent: Sent
     worker: str
-    new_tokens: int
+    new_tokens: int | None
 
     @property
     def hit(self) -> bool:
@@ -184,8 +187,8 @@ def read_log(text: str) -> Log:
 def attribute(sends: Iterable[Sent], logs: Mapping[str, Log]) -> tuple[Served, ...]:
     """Say who served each request: the worker whose log has its id, else the one that logged a prompt of its length.
 
-    A prompt longer than a chunk is several batches, whose tokens are summed; its new tokens are theirs where they can be told
-    apart from other people's, else what the usage leaves.
+    A prompt longer than a chunk is several batches, whose tokens are summed: its new tokens are theirs where they can be told
+    apart from other people's.
     """
     served = []
     for sent in sends:
@@ -194,7 +197,7 @@ def attribute(sends: Iterable[Sent], logs: Mapping[str, Log]) -> tuple[Served, .
         by_length = [name for name, run in runs.items() if run]
         worker = next(iter(by_id or by_length), "") if len(by_id or by_length) == 1 else ""
         chunks = runs.get(worker) or ()
-        new = sum(one.new for one in chunks) if chunks else sent.prompt_tokens - sent.cached_tokens
+        new = sum(one.new for one in chunks) if chunks else None
         served.append(Served(sent, worker, new))
     return tuple(served)
 
@@ -227,7 +230,11 @@ def table(trials: Sequence[Trial]) -> str:
     for first, second in own.pairs:
         cells = [str(first.sent.prefix), str(first.sent.prompt_tokens)]
         for one in (first, second):
-            cells += [one.worker or "?", f"{one.new_tokens} + {one.sent.cached_tokens}", f"{one.sent.ttft_s:.2f} s"]
+            cells += [
+                one.worker or "?",
+                f"{'?' if one.new_tokens is None else one.new_tokens} + {one.sent.cached_tokens}",
+                f"{one.sent.ttft_s:.2f} s",
+            ]
         rows.append(cells)
     lines += _aligned(rows)
     lines += _aligned(

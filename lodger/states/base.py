@@ -92,6 +92,11 @@ class State:
         del read
         return ""
 
+    def remark(self, read: Facts) -> str:
+        """Return a line that whoever reads plan or report has to know of what establishing it means, "" for nothing."""
+        del read
+        return ""
+
     def stops(self, read: Facts) -> list[str]:
         """Return the names of services that :meth:`act` takes down, for the ledger."""
         del read
@@ -133,3 +138,8 @@ class Step:
     turn: str = ""
     last_of_turn: bool = False
     line: int = 0
+
+    @property
+    def group(self) -> tuple[int, str]:
+        """The states of one block for one item."""
+        return self.line, self.item

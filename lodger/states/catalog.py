@@ -136,7 +136,7 @@ def _gpus_free(at: Situation, service: Any) -> State:
 
 def _worker_paused(at: Situation, service: Any) -> State:
     if at.giving is None:
-        return StaysPaused(service)
+        return StaysPaused(service, WayBack(at.host, _place(at, service), tuple(at.neighbours)))
     return WorkerPaused(service, at.giving.who, at.giving.until, at.giving.way_back)
 
 

@@ -53,6 +53,8 @@ class WayBack:
             neighbours=[(owner.kind, owner.name) for owner in self.neighbours],
             devices=" -o ".join(f"-lname /dev/nvidia{gpu}" for gpu in service.gpus).split(),
             serving=facts.serving_fact(service.container, service.unit, self.host).snippet,
+            own=membership.told(self.place.own, self.place.key) if self.place.own else "true",
+            mates=[(mate.name, membership.told(mate.url, self.place.key)) for mate in self.place.mates],
             joins=[(seat.router, membership.join(seat, self.place.key).script) for seat in self.place.seats],
             forget=pauses.forgotten(places, from_inside=True),
             pause_s=_PAUSE,
@@ -154,26 +156,51 @@ def forgetful(service: Managed) -> Blocker:
 
 
 class StaysPaused(_Given):
-    """A worker whose GPUs are given back is left alone: nothing but its files is asked of it."""
+    """A worker whose GPUs are given back is left alone, and what brings it back on time brings back what is deployed now."""
 
-    def __init__(self, service: Managed) -> None:
-        """Take the service."""
+    def __init__(self, service: Managed, way_back: WayBack) -> None:
+        """Take the service and its way back."""
         super().__init__(service)
         self.name = f"worker_paused({self._worker})"
+        self._way_back = way_back
         self.facts = (facts.DEPLOYED,)
 
     def missing(self, read: Facts) -> str:
-        """Return that it was resumed while this run went on."""
-        return "" if self._pause(read) is not None else f"worker {self._worker} was resumed meanwhile"
+        """Return that it was resumed while this run went on, or what would bring back something else than this."""
+        pause, there = self._pause(read), read[facts.DEPLOYED].files
+        if pause is None:
+            return self.hopeless(read)
+        if pause != self._wanted(pause):
+            return f"the record of its pause names GPUs {' '.join(map(str, pause.gpus))}"
+        for path, text in self._files(pause).items():
+            if path not in there or there[path].content != text:
+                return f"{path} would not bring back what is deployed now"
+        return ""
+
+    def _wanted(self, pause: Pause) -> Pause:
+        return replace(pause, gpus=self.service.gpus) if pause.gpus else pause  # of one that nobody can read nothing is known
+
+    def _files(self, pause: Pause) -> Mapping[str, str]:
+        return self._way_back.files(self.service, pauses.renewed(self._wanted(pause)))
+
+    def act(self, read: Facts) -> list[Command]:
+        """Return the record and the way back as they are to be; the pause itself stays as it was announced."""
+        pause = self._pause(read)
+        if pause is None:
+            return []
+        wanted, files = self._wanted(pause), self._files(pause)
+        told = pauses.tell(self.places, pauses.renewed(wanted)) if wanted != pause else []
+        return [*told, *(pauses.set_up(self.places, files) if files else [])]
 
     def hopeless(self, read: Facts) -> str:
-        """Return the same: to pause it is no business of this run."""
-        return self.missing(read)
+        """Return that it was resumed: to pause it is no business of this run."""
+        return "" if self._pause(read) is not None else f"worker {self._worker} was resumed meanwhile"
 
-    def undo(self, before: Facts, now: Facts) -> NoUndo:
-        """Leave it."""
-        del before, now
-        return NoUndo("it only looks")
+    def undo(self, before: Facts, now: Facts) -> list[Command] | NoUndo:
+        """Return what puts the earlier way back in place."""
+        if self._pause(before) is None or self._pause(now) is None:
+            return NoUndo("its pause is no business of this run")
+        return super().undo(before, now)
 
 
 class WorkerUnpaused(_Given):

@@ -1,66 +1,108 @@
-"""The key of a pool stands on the host, readable by root alone."""
+"""The key of a pool stands on the host, readable by root alone, and with it those that earlier releases ask for."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
+
 from lodger import paths
-from lodger.command import Command, quote
+from lodger.command import Command, quote, run
 from lodger.facts import Fact, Facts
 from lodger.keys import ApiKey
-from lodger.states.base import NoUndo, State
+from lodger.states.base import Blocker, NoUndo, State
+
+Held = Mapping[str, tuple[str, str]]
+"""Mark of a stored key ("" for the link to the one in use) -> mark of what it holds, and who may read it (mode and owner)."""
 
 
-def _key_fact(pool: str) -> Fact[tuple[str, str]]:
-    """Return the fact which key a host has for ``pool`` (its mark), and who may read it (mode and owner); "" for none."""
-    path = quote([f"{paths.KEYS}/{pool}"])
-    mark = "{ printf 'lodger '; sed -n 's/^Authorization: Bearer //p' " + path + " | tr -d '\\n'; } | sha256sum | cut -c1-8"
-    snippet = f"if [ -f {path} ]; then\n    stat -c '%a %U' {path}\n    {mark}\nfi"
+def held_fact(pool: str) -> Fact[Held]:
+    """Return the fact which keys a host has for ``pool``; they themselves stay there."""
+    path = quote([paths.key(pool)])
+    mark = "{ printf 'lodger '; sed -n 's/^Authorization: Bearer //p' \"$file\" | tr -d '\\n'; } | sha256sum | cut -c1-8"
+    snippet = f"""for file in {path} {path}.*; do
+    [ -f "$file" ] || continue
+    printf '%s %s %s\n' "$({mark})" "$(stat -L -c '%a %U' "$file")" "${{file#{path}}}"
+done"""
 
-    def parse(text: str) -> tuple[str, str]:
-        lines = text.split("\n")
-        return (lines[1], lines[0]) if len(lines) > 1 else ("", "")
+    def parse(text: str) -> Held:
+        held = {}
+        for line in text.splitlines():
+            mark, mode, owner, *name = line.split()
+            if not name or re.fullmatch(r"\.[0-9a-f]{8}", name[0]):  # not what is just being written
+                held["".join(name).removeprefix(".")] = (mark, f"{mode} {owner}")
+        return held
 
     return Fact(f"key {pool}", snippet, parse)
 
 
+def in_use(held: Held) -> str:
+    """Return the mark of the key that the host asks with, "" for none."""
+    return held.get("", ("", ""))[0]
+
+
 class KeyInPlace(State):
-    """The file with the header that a pool's workers and routers ask for. Their containers read it, and curl on the host."""
+    """The file with the header that a pool's workers and routers ask for, and the link by which curl on the host finds it.
+
+    Each release names its key's file by its mark, so that going back to it brings its key back.
+    """
 
     def __init__(self, key: ApiKey) -> None:
-        """Take the key."""
+        """Take the key; without its secret it is one that the host has."""
         self.name = f"key_in_place({key.pool})"
-        self._key, self._path = key, f"{paths.KEYS}/{key.pool}"
-        self._fact = _key_fact(key.pool)
+        self._key, self._link = key, paths.key(key.pool)
+        self._fact = held_fact(key.pool)
         self.facts = (self._fact,)
+
+    def _path(self, mark: str) -> str:
+        return paths.key(self._key.pool, mark)
+
+    def _stored(self, read: Facts) -> str:
+        """Return what is wrong with the file of this key."""
+        mark, access = read[self._fact].get(self._key.mark, ("", ""))
+        if mark != self._key.mark:
+            return f"the host has {'another' if in_use(read[self._fact]) else 'no'} key of pool {self._key.pool}"
+        return "" if access == "600 root" else f"{self._path(mark)} can be read by others"
 
     def missing(self, read: Facts) -> str:
         """Return that there is no key, another one, or one that others can read."""
-        mark, access = read[self._fact]
-        if not mark:
-            return f"the host has no key of pool {self._key.pool}"
-        if mark != self._key.mark:
-            return f"the host has another key of pool {self._key.pool}"
-        return "" if access == "600 root" else f"{self._path} can be read by others"
+        wrong = self._stored(read)
+        return wrong or ("" if in_use(read[self._fact]) == self._key.mark else f"pool {self._key.pool} uses another key")
 
-    def _kept(self, mark: str) -> str:
-        return f"{self._path}.{mark}"
+    def blockers(self, read: Facts) -> list[Blocker]:
+        """Return that the key of an earlier release is gone."""
+        if self._key.secret is not None or not self._stored(read):
+            return []
+        what = f"the key of pool {self._key.pool} that the earlier release asks for is not on the host"
+        hint = "deploy what you want to go back to from its own revision, with the key that it had"
+        return [Blocker(what, f"{self._path(self._key.mark)} is missing, or holds something else", hint)]
 
     def act(self, read: Facts) -> list[Command]:
-        """Return the writing; a key that was there before is kept beside it for an undo."""
-        mark, _ = read[self._fact]
-        keep = f"cp -p {quote([self._path, self._kept(mark)])} && " if mark and mark != self._key.mark else ""
-        new = quote([f"{self._path}.new"])
-        script = f"umask 077 && mkdir -p {paths.KEYS} && {keep}cat > {new} && mv -f {new} {quote([self._path])}"
-        return [Command(script, why=f"write the key of pool {self._key.pool}", stdin=self._key.header)]
+        """Return the writing of the key, and the link to it. The key that was in use stays, for an undo and a rollback."""
+        held = read[self._fact]
+        keep, path = in_use(held), self._path(self._key.mark)
+        commands = []
+        if keep and keep not in held:  # one that was written before keys had names
+            commands.append(run("cp", "-pL", self._link, self._path(keep), why="keep the key that was in use"))
+        if self._stored(read):
+            new = quote([f"{path}.new"])
+            script = f"umask 077 && mkdir -p {paths.KEYS} && cat > {new} && mv -f {new} {quote([path])}"
+            commands.append(Command(script, why=f"write the key of pool {self._key.pool}", stdin=self._key.header))
+        return [*commands, self._use(self._key.mark)]
+
+    def _use(self, mark: str) -> Command:
+        new = f"{self._link}.new"
+        script = f"{quote(['ln', '-sfn', self._path(mark), new])} && {quote(['mv', '-fT', new, self._link])}"
+        return Command(script, why=f"ask with this key of pool {self._key.pool} from here")
 
     def undo(self, before: Facts, now: Facts) -> list[Command] | NoUndo:
-        """Return what puts the earlier key back, or removes the file."""
-        mark, _ = before[self._fact]
-        if mark == now[self._fact][0]:
+        """Return what lets the earlier key be used again, or removes link and file."""
+        if before[self._fact] == now[self._fact]:
             return NoUndo("the key is as it was")
-        if mark:
-            return [Command(f"mv -f {quote([self._kept(mark), self._path])}", why="put the earlier key back")]
-        return [Command(f"rm -f {quote([self._path])} && rmdir --ignore-fail-on-non-empty {paths.KEYS}", why="remove the key")]
+        was = in_use(before[self._fact])
+        extra = [self._path(mark) for mark in now[self._fact] if mark and mark not in {was, *before[self._fact]}]
+        back = self._use(was) if was else run("rm", "-f", self._link, why="no key is used")
+        return [back, Command(f"{quote(['rm', '-f', *extra])}; {paths.REMOVE_NO_KEYS}", why="remove the key")]
 
     def undone(self, before: Facts, now: Facts) -> str:
-        """Return that the key is not the earlier one."""
-        return "" if before[self._fact][0] == now[self._fact][0] else f"{self._path} does not hold the earlier key"
+        """Return that the key in use is not the earlier one."""
+        return "" if in_use(before[self._fact]) == in_use(now[self._fact]) else f"{self._link} does not hold the earlier key"

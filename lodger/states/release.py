@@ -201,7 +201,7 @@ def _record(release: str, history: Sequence[str]) -> list[Command]:
 
 
 class Pruned(State):
-    """Only the newest releases are kept, and of the images that Lodger pulled, those that they use."""
+    """Only the newest releases are kept, of the images that Lodger pulled those that they use, and the keys they ask for."""
 
     def __init__(self, release: str) -> None:
         """Take the release that is current when this state is established ("" for none: nothing of ours is kept)."""
@@ -220,8 +220,12 @@ class Pruned(State):
     def missing(self, read: Facts) -> str:
         """Return what is too many."""
         deployed = read[facts.DEPLOYED]
-        extra = sorted(set(deployed.stored) - set(self._kept(deployed)))
-        return f"release {extra[0]} is no longer needed" if extra else ""
+        kept = self._kept(deployed)
+        extra = sorted(set(deployed.stored) - set(kept))
+        if extra:
+            return f"release {extra[0]} is no longer needed"
+        keys = _keys_of_nobody(deployed, kept)
+        return f"no release asks for the key {keys[0]}" if keys else ""
 
     def act(self, read: Facts) -> list[Command]:
         """Return the removal of old releases, of their lines in the history, and of images that nothing kept uses."""
@@ -235,8 +239,12 @@ class Pruned(State):
             lines = [item for item, _ in itertools.groupby(item for item in deployed.history if item in kept)]
             text = "".join(f"{item}\n" for item in lines)
             commands.append(paths.write(paths.HISTORY, text, why="the history names what is kept"))
-        folders = quote([f"{paths.RELEASES}/{release}" for release in extra])
-        commands.append(Command(f"rm -rf {folders}; {REMOVE_EMPTY}", why="remove old releases"))
+        if extra:
+            folders = quote([f"{paths.RELEASES}/{release}" for release in extra])
+            commands.append(Command(f"rm -rf {folders}; {REMOVE_EMPTY}", why="remove old releases"))
+        if keys := _keys_of_nobody(deployed, kept):
+            files = quote([f"{paths.KEYS}/{name}" for name in keys])
+            commands.append(Command(f"rm -f {files}; {paths.REMOVE_NO_KEYS}", why="remove keys that no release asks for"))
         ours = [line for line in (deployed.record("images") or "").splitlines() if line]
         try:
             used = _images(deployed, kept)
@@ -260,3 +268,13 @@ class Pruned(State):
 
 def _images(deployed: Deployed, releases: Iterable[str]) -> set[str]:
     return {service.image for release in releases for service in services(deployed, release).values()}
+
+
+def _keys_of_nobody(deployed: Deployed, kept: Iterable[str]) -> list[str]:
+    """Return the files with keys that no kept release names; none where a release cannot say which it asks for."""
+    try:
+        asked = [service for release in kept for service in services(deployed, release).values() if service.key]
+    except Refused:
+        return []
+    names = {name for one in asked for name in (one.pool, f"{one.pool}.{one.key}")}
+    return [name for name in deployed.keys if name not in names]

@@ -24,7 +24,8 @@ class Managed:
     """A service as a release defines it; kept in the release's manifest, so that a rollback needs no inventory.
 
     ``config`` is the hash of its own files, ``gpus`` the numbers it uses, ``stop`` and ``start`` its longest (s). ``pool``
-    it serves in, ``listen`` the address of its port, ``identity`` what it serves by the names of /server_info.
+    it serves in, ``listen`` the address of its port, ``address`` that at which other hosts reach this one, ``identity`` what
+    it serves by the names of /server_info, ``key`` the mark of the key that it asks for.
     """
 
     name: str
@@ -40,6 +41,13 @@ class Managed:
     pool: str = ""
     listen: str = "0.0.0.0"  # noqa: S104  # a manifest of before says nothing else
     identity: Mapping[str, str] = field(default_factory=dict)
+    address: str = ""
+    key: str = ""
+
+    @property
+    def key_file(self) -> str:
+        """The file on the host with the header that it asks for, "" for none."""
+        return paths.key(self.pool, self.key) if self.key else ""
 
     @staticmethod
     def load(data: Mapping[str, Any]) -> Managed:

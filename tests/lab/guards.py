@@ -269,7 +269,7 @@ GUARDS = [
         "lodger/states/rotation.py",
         "if not listed or not self._due(read):",
         "if True:",
-        "tests/unit/test_rotation.py::test_a_worker_that_runs_something_else_leaves_every_router_before_it_is_stopped",
+        "tests/lab/test_pool.py::test_a_rolling_deploy_and_its_rollback_fail_no_request",
     ),
     Guard(
         "a stranger in a pool",

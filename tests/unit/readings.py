@@ -188,11 +188,12 @@ def deployed(
     links: Mapping[str, str] | None = None,
     files: Mapping[str, HostFile] | None = None,
     current: str | None = None,
+    keys: tuple[str, ...] = (),
 ) -> Deployed:
     """Return our own files; ``current`` is the last of the history unless said otherwise."""
     last = history[-1] if history else ""
     everything = tuple(dict.fromkeys(history)) if stored is None else stored
-    return Deployed(last if current is None else current, history, everything, links or {}, files or {})
+    return Deployed(last if current is None else current, history, everything, links or {}, files or {}, keys)
 
 
 def installed(release: str, *services: Managed) -> dict[str, HostFile]:

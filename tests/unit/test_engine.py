@@ -1,99 +1,157 @@
-"""What the engine does with a command that fails, over a connection to this machine's own shell."""
+"""The loop: whose turn it is, and when a witness is asked. The host is a table of readings that commands change."""
 
 from __future__ import annotations
 
-import subprocess
-from collections.abc import Callable
+import re
+import shlex
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import pytest
 
-from lodger import facts
-from lodger.command import Command, Result, run
-from lodger.engine import Engine, Ledger, Outcome, Plan, StateOutcome, _Progress
-from lodger.errors import StateFailed
+from lodger.command import Command, Result, Transport
+from lodger.engine import Engine, Ledger, Mark, Outcome, Plan, _Progress
+from lodger.errors import LodgerError, StateFailed
 from lodger.facts import Fact, Facts
+from lodger.gate import Gates
 from lodger.states.base import State, Step
 
-HOLDER = Fact("holder", "echo pid 7", str.strip)
 
+class Host:
+    """A connection to a host that knows of each state whether it holds; ``set NAME`` makes one hold."""
 
-class Shell:
-    """A connection to nowhere: scripts run here."""
-
-    host = "here"
-    round_trips = 0
-
-    def __init__(self) -> None:
+    def __init__(self, name: str, holds: Sequence[str]) -> None:
+        self.host, self.holds, self.round_trips = name, set(holds), 0
         self.cancelled: Callable[[], bool] = lambda: False
 
     def run(self, command: Command, on_line: Callable[[str], None] | None = None) -> Result:
         del on_line
-        done = subprocess.run(["sh", "-c", command.script], capture_output=True, text=True, check=False)
-        return Result(command, done.returncode, done.stdout, done.stderr, 0.0)
+        if command.script.startswith("set "):
+            self.holds.add(command.script.removeprefix("set "))
+        names = [shlex.split(word)[0] for word in re.findall(r'begin %s\\n" (.+)$', command.script, re.MULTILINE)]
+        said = [f"@@lodger-fact k begin {one}\n{int(one in self.holds)}\n@@lodger-fact k end 0\n" for one in names]
+        return Result(command, 0, "@@lodger-facts k\n" + "".join(said), "", 0.0)
 
-    def forward(self, address: str, port: int) -> Any:
+    def forward(self, address: str, port: int) -> AbstractContextManager[int]:
         raise NotImplementedError
 
-    def reconnect(self, patience: float = 0.0) -> None:
+    def reconnect(self, patience: float = 0) -> None:
         raise NotImplementedError
 
 
-class Written:
-    """A journal that remembers the events of a kind."""
+class Named(State):
+    """A state that holds once it was set."""
 
-    run = "a run"
-
-    def __init__(self) -> None:
-        self.events: list[tuple[str, dict[str, Any]]] = []
-
-    def write(self, event: str, **fields: Any) -> None:
-        self.events.append((event, fields))
-
-    def intent(self, state: str, command: object) -> None:
-        self.write("command", state=state, command=str(command))
-
-    def result(self, state: str, result: Result) -> None:
-        self.write("result", state=state, code=result.code)
-
-    def content(self) -> bytes:
-        return b""
-
-
-class Silent:
-    def progress(self, host: str, text: str) -> None: ...
-    def state(self, host: str, outcome: StateOutcome) -> None: ...
-    def note(self, host: str, text: str) -> None: ...
-
-
-class Held(State):
-    """A state whose command fails, and which knows who is to blame."""
-
-    name = "held"
-    facts = (HOLDER,)
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._fact = Fact(name, "", lambda text: text.strip() == "1")
+        self.facts: tuple[Fact[Any], ...] = (self._fact,)
 
     def missing(self, read: Facts) -> str:
+        return "" if read[self._fact] else "it does not hold"
+
+    def act(self, read: Facts) -> list[Command]:
         del read
-        return "it is held"
-
-    def evidence(self, read: Facts) -> str:
-        return f"held by {read[HOLDER]}"
+        return [Command(f"set {self.name}")]
 
 
-class Unreadable(Held):
-    facts = (Fact("holder", "exit 1", str),)
+class Quiet:
+    """A log and a report that nobody reads."""
+
+    run = "run"
+
+    def __getattr__(self, _: str) -> Callable[..., Any]:
+        return lambda *_args, **_fields: b""
 
 
-@pytest.mark.parametrize(("state", "seen"), [(Held(), "held by pid 7"), (Unreadable(), "")])
-def test_a_command_that_fails_shows_what_its_state_knows_of_the_cause(state: State, seen: str) -> None:
-    log = Written()
-    engine = Engine(Shell(), log, Silent(), lambda *_: [], user="me", machine_id=None)
-    plan = Plan("any", "here", (facts.MACHINE,), lambda *_: ([], {}))
-    ledger = Ledger("a run", "any", {}, "me", "")
-    progress = _Progress(plan, [Step(state)], Facts({}), ledger, Outcome("here", "any"))
-    with pytest.raises(StateFailed, match="could not let go"):
-        engine._perform(progress, state, run("false", why="let go"))
-    assert progress.outcome.evidence == seen
-    assert [fields for event, fields in log.events if event == "evidence"] == (
-        [{"state": "held", "lines": [seen]}] if seen else []
-    )
+def group(item: str, pool: str, *names: str) -> list[Step]:
+    """Return the steps of one item, as a runbook is expanded: the last has the witness and gives the turn back."""
+    *first, last = [Named(f"{name}({item})") for name in names]
+    steps = [Step(state, item=item, turn=pool, line=1) for state in first]
+    return [*steps, Step(last, "", ("test_worker.py",), item, pool, last_of_turn=True, line=1)]
+
+
+class Walk:
+    """One run of the loop over ``steps`` on a host where some of the states hold, with ``disagrees`` said by the witness."""
+
+    def __init__(
+        self, steps: list[Step], holds: Sequence[str] = (), disagrees: str = "", gates: Gates | None = None, host: str = "h"
+    ) -> None:
+        self.asked: list[str] = []
+        self.connection = Host(host, holds)
+        self.engine = Engine(
+            self.connection, Quiet(), Quiet(), self._witness, user="u", machine_id="m", gates=gates or Gates(), poll=0.01
+        )
+        self._disagrees = disagrees
+        plan = Plan("deploy", host, (), lambda *_: (steps, {}))
+        self.run = _Progress(plan, steps, Facts({}), Ledger("r", "deploy", {}, "u", "{}"), Outcome(host, "deploy"), stale=True)
+
+    def _witness(self, files: Sequence[str], transport: Transport, item: str) -> list[str]:
+        del files, transport
+        self.asked.append(item)
+        return [self._disagrees] if self._disagrees else []
+
+    def go(self) -> dict[str, Mark]:
+        self.engine._walk(self.run, Facts({}))
+        return {outcome.name: outcome.mark for outcome in self.run.outcome.states}
+
+
+DRAINED, READY, JOINED = "drained(a)", "ready(a)", "joined(a)"
+
+
+@pytest.mark.parametrize(
+    ("holds", "asked"),
+    [([], ["a"]), ([JOINED], ["a"]), ([READY, JOINED], ["a"]), ([DRAINED, JOINED], ["a"]), ([DRAINED, READY, JOINED], [])],
+)
+def test_a_witness_is_asked_once_when_anything_of_its_group_was_done(holds: list[str], asked: list[str]) -> None:
+    """The last state may hold already: with no router, or one that waits for the worker, there is nothing to join."""
+    walk = Walk(group("a", "pool", "drained", "ready", "joined"), holds)
+    marks = walk.go()
+    assert walk.asked == asked
+    assert [name for name, mark in marks.items() if mark is Mark.SATISFIED] == [n for n in marks if n in holds]
+
+
+def test_a_witness_of_another_item_is_not_asked_for_what_was_done_to_the_first() -> None:
+    walk = Walk([*group("a", "pool", "ready", "joined"), *group("b", "pool", "ready", "joined")], ["ready(b)", "joined(b)"])
+    walk.go()
+    assert walk.asked == ["a"]
+
+
+def test_a_witness_that_disagrees_fails_the_run_though_the_last_state_held() -> None:
+    with pytest.raises(StateFailed, match="a witness disagrees"):
+        Walk(group("a", "pool", "ready", "joined"), [JOINED], disagrees="it is down").go()
+
+
+def test_two_hosts_that_take_turns_in_two_pools_the_other_way_round_both_come_to_an_end() -> None:
+    """Each gives its turn back after a group, whatever became of the group's last state."""
+    gates, both_inside = Gates(), threading.Barrier(2, timeout=5)
+    failed: list[BaseException] = []
+
+    def steps(first: str, second: str) -> list[Step]:
+        class Meets(Named):
+            def act(self, read: Facts) -> list[Command]:
+                both_inside.wait()
+                return super().act(read)
+
+        found = [*group("a", first, "ready", "joined"), *group("b", second, "ready", "joined")]
+        return [Step(Meets("ready(a)"), item="a", turn=first, line=1), *found[1:]]
+
+    def go(host: str, first: str, second: str) -> None:
+        walk = Walk(steps(first, second), ["joined(a)", "joined(b)"], gates=gates, host=host)
+        end = threading.Timer(5, lambda: setattr(walk.connection, "cancelled", lambda: True))
+        end.start()
+        try:
+            walk.go()
+        except (LodgerError, KeyboardInterrupt) as error:
+            failed.append(error)
+        finally:
+            end.cancel()
+
+    threads = [threading.Thread(target=go, args=one) for one in (("h1", "one", "two"), ("h2", "two", "one"))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    assert failed == []

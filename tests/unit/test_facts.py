@@ -457,6 +457,7 @@ def test_the_fact_script_reads_our_own_files_and_no_lock_or_ledger(tmp_path: Pat
         "var/lib/lodger/unfinished.json",
         "var/lib/lodger/journal/old.jsonl",
         "var/lib/lodger/smoked/worker-a.json",
+        "etc/lodger/keys/qwen38.0123abcd",
     ):
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / path).write_text(path)
@@ -471,6 +472,8 @@ def test_the_fact_script_reads_our_own_files_and_no_lock_or_ledger(tmp_path: Pat
     found = Facts({"deployed": (0, said)})[facts.DEPLOYED]
     assert (found.current, found.history, found.stored) == ("0a1b", ("ffff", "0a1b"), ("0a1b",))
     assert found.links == {"worker-a": "0a1b"}
+    assert found.keys == ("qwen38.0123abcd",), "the name of a key, and nothing of what it is"
+    assert base64.b64encode(b"etc/lodger/keys/qwen38.0123abcd").decode() not in said
     assert sorted(path.removeprefix(root) for path in found.files if "/releases/." not in path) == [
         "/etc/systemd/system/lodger-worker-a.service",
         "/opt/lodger/releases/0a1b/units/lodger-worker-a.service",

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lodger import facts, keys
+from lodger import facts, keys, operate
 from lodger.command import Command, Secret
 from lodger.errors import InventoryError
 from lodger.inventory import Fleet, load
@@ -20,7 +20,9 @@ from lodger.keys import ApiKey
 from lodger.render import render
 from lodger.states.base import NoUndo
 from lodger.states.key import KeyInPlace
+from lodger.states.release import Pruned
 from templates import starter
+from tests.unit.readings import deployed, readings, release_files, worker
 
 ROOT = Path(__file__).parents[2]
 KEY = "k3y-" + "0123456789abcdef" * 2
@@ -44,6 +46,7 @@ def test_a_pool_without_a_file_asks_for_no_key() -> None:
 def test_the_key_is_what_the_file_holds(fleet: Fleet) -> None:
     found = keys.of(fleet, "qwen38")
     assert found is not None
+    assert found.secret is not None
     assert found.secret.reveal() == KEY
     assert KEY not in repr(found)
 
@@ -85,63 +88,152 @@ def test_another_key_is_another_configuration(fleet: Fleet) -> None:
     assert all(one != other for one, other in zip(before, after, strict=True))
 
 
-STATE = KeyInPlace(ApiKey("qwen38", Secret(KEY)))
+class Keys:
+    """The folder of keys of a host; what a state does there is done by a real shell."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def read(self, state: KeyInPlace) -> facts.Facts:
+        (fact,) = state.facts
+        snippet = fact.snippet.replace("/etc/lodger/keys", str(self.folder))
+        done = subprocess.run(["sh", "-c", snippet], capture_output=True, text=True, check=True)
+        assert "k3y-" not in done.stdout
+        # On a host the files are root's; here they are those of whoever runs the tests.
+        return facts.Facts({fact.name: (0, done.stdout.replace(f" {getpass.getuser()} ", " root "))})
+
+    def do(self, *commands: Command) -> None:
+        for command in commands:
+            script = command.script.replace("/etc/lodger/keys", str(self.folder))
+            subprocess.run(["sh", "-c", script], input=command.input_bytes(), check=True)
+
+    def establish(self, state: KeyInPlace) -> tuple[facts.Facts, facts.Facts]:
+        """Return what is read before and after."""
+        before = self.read(state)
+        if state.missing(before):
+            assert state.blockers(before) == []
+            self.do(*state.act(before))
+        after = self.read(state)
+        assert state.missing(after) == ""
+        return before, after
+
+    def undo(self, state: KeyInPlace, before: facts.Facts, now: facts.Facts) -> None:
+        commands = state.undo(before, now)
+        assert not isinstance(commands, NoUndo)
+        self.do(*commands)
+        assert state.undone(before, self.read(state)) == ""
+
+    def asks(self) -> str:
+        """Return the key that curl on the host would send."""
+        return (self.folder / "qwen38").read_text().split()[-1]
 
 
-def read_from(path: Path) -> facts.Facts:
-    """Read the state's fact with a real shell, from a file instead of the host's."""
-    (fact,) = STATE.facts
-    snippet = fact.snippet.replace("/etc/lodger/keys/qwen38", str(path))
-    done = subprocess.run(["sh", "-c", snippet], capture_output=True, text=True, check=True)
-    # On a host the file is root's; here it is that of whoever runs the tests.
-    text = done.stdout.rstrip("\n").replace(getpass.getuser(), "root")
-    return facts.Facts({fact.name: (0, text)})
+def state(key: str) -> KeyInPlace:
+    return KeyInPlace(ApiKey("qwen38", keys.mark(key), Secret(key)))
 
 
-@pytest.mark.parametrize(
-    ("key", "mode", "missing"),
-    [
-        (None, 0, "the host has no key"),
-        ("another-" + KEY, 0o600, "another key"),
-        (KEY, 0o644, "can be read by others"),
-        (KEY, 0o600, ""),
-    ],
-)
-def test_the_file_on_the_host_is_judged_by_content_and_access(tmp_path: Path, key: str | None, mode: int, missing: str) -> None:
-    path = tmp_path / "qwen38"
-    if key is not None:
-        path.write_text(ApiKey("qwen38", Secret(key)).header.reveal())
-        path.chmod(mode)
-    found = STATE.missing(read_from(path))
-    assert (missing in found) if missing else found == ""
+def earlier(key: str) -> KeyInPlace:
+    """The same as a rollback knows it: by its mark alone."""
+    return KeyInPlace(ApiKey("qwen38", keys.mark(key)))
 
 
-def test_the_key_travels_by_standard_input(tmp_path: Path) -> None:
-    (command,) = STATE.act(read_from(tmp_path / "none"))
-    assert KEY not in command.script
-    assert KEY not in str(command)
-    assert command.input_bytes() == f"Authorization: Bearer {KEY}\n".encode()
+ANOTHER = "another-" + KEY
 
 
-def test_an_undo_puts_back_the_key_that_was_there(tmp_path: Path) -> None:
-    path = tmp_path / "qwen38"
-    path.write_text(ApiKey("qwen38", Secret("earlier-" + KEY)).header.reveal())
-    path.chmod(0o600)
-    before = read_from(path)
-    written = STATE.act(before)[0]
+@pytest.fixture
+def held(tmp_path: Path) -> Keys:
+    return Keys(tmp_path / "keys")
 
-    def here(command: Command) -> None:
-        script = command.script.replace("/etc/lodger/keys", str(tmp_path))
-        subprocess.run(["sh", "-c", script], input=written.input_bytes(), check=True)
 
-    here(written)
-    now = read_from(path)
-    assert STATE.missing(now) == ""
-    undo = STATE.undo(before, now)
-    assert not isinstance(undo, NoUndo)
-    for command in undo:
-        here(command)
-    assert STATE.undone(before, read_from(path)) == ""
+def test_the_file_on_the_host_is_judged_by_content_and_access(held: Keys) -> None:
+    one = state(KEY)
+    assert one.missing(held.read(one)) == "the host has no key of pool qwen38"
+    held.establish(one)
+    assert held.asks() == KEY
+    path = held.folder / f"qwen38.{keys.mark(KEY)}"
+    assert path.stat().st_mode & 0o777 == 0o600
+    path.chmod(0o644)
+    assert one.missing(held.read(one)) == f"/etc/lodger/keys/{path.name} can be read by others"
+    held.establish(one)
+    path.write_text(f"Authorization: Bearer {ANOTHER}\n")
+    assert one.missing(held.read(one)) == "the host has another key of pool qwen38"
+    held.establish(one)
+    assert held.asks() == KEY
+
+
+def test_the_key_travels_by_standard_input(held: Keys) -> None:
+    one = state(KEY)
+    commands = one.act(held.read(one))
+    assert all(KEY not in command.script and KEY not in str(command) for command in commands)
+    assert [command.input_bytes() for command in commands if command.stdin] == [f"Authorization: Bearer {KEY}\n".encode()]
+
+
+def test_setting_changing_and_going_back_bring_each_release_its_own_key(held: Keys) -> None:
+    held.establish(state(KEY))
+    held.establish(state(ANOTHER))
+    assert held.asks() == ANOTHER
+    assert earlier(KEY).missing(held.read(earlier(KEY))) == "pool qwen38 uses another key"
+    held.establish(earlier(KEY))
+    assert held.asks() == KEY
+    assert state(ANOTHER).missing(held.read(state(ANOTHER))), "the next deploy does not believe the wrong key"
+
+
+def test_a_key_that_is_gone_is_refused_before_anything_is_restarted(held: Keys) -> None:
+    held.establish(state(ANOTHER))
+    (blocker,) = earlier(KEY).blockers(held.read(earlier(KEY)))
+    assert blocker.what == "the key of pool qwen38 that the earlier release asks for is not on the host"
+    assert not blocker.awaits
+
+
+def test_an_undo_puts_back_the_key_that_was_there_or_none(held: Keys) -> None:
+    first = held.establish(state(KEY))
+    held.undo(state(KEY), *first)
+    assert not held.folder.exists()
+    held.establish(state(KEY))
+    second = held.establish(state(ANOTHER))
+    held.undo(state(ANOTHER), *second)
+    assert held.asks() == KEY
+    assert sorted(path.name for path in held.folder.iterdir()) == ["qwen38", f"qwen38.{keys.mark(KEY)}"]
+    back = held.establish(state(KEY))
+    assert isinstance(state(KEY).undo(*back), NoUndo)
+
+
+def test_a_key_from_before_keys_had_names_is_kept_for_an_undo(held: Keys) -> None:
+    held.folder.mkdir()
+    (held.folder / "qwen38").write_text(f"Authorization: Bearer {ANOTHER}\n")
+    (held.folder / "qwen38").chmod(0o600)
+    done = held.establish(state(KEY))
+    held.undo(state(KEY), *done)
+    assert held.asks() == ANOTHER
+
+
+def test_only_keys_that_kept_releases_ask_for_are_kept() -> None:
+    old, new = (worker("a", pool="qwen38", key=mark) for mark in ("0000aaaa", "0000bbbb"))
+    there = ("other.0000aaaa", "qwen38", "qwen38.0000aaaa", "qwen38.0000bbbb", "qwen38.0000cccc")
+    files = {**release_files("r1", old), **release_files("r2", new)}
+    read = readings({facts.DEPLOYED: deployed(("r1", "r2"), files=files, keys=there)})
+    assert Pruned("r2").missing(read) == "no release asks for the key other.0000aaaa"
+    gone = "rm -f /etc/lodger/keys/other.0000aaaa /etc/lodger/keys/qwen38.0000cccc; "
+    assert [command.script.startswith(gone) for command in Pruned("r2").act(read)] == [False, True], "and releases stay"
+    right = readings({facts.DEPLOYED: deployed(("r1", "r2"), files=files, keys=there[1:4])})
+    assert Pruned("r2").missing(right) == ""
+
+
+def test_with_the_last_release_its_keys_go() -> None:
+    read = readings({facts.DEPLOYED: deployed((), stored=("r1",), keys=("qwen38", "qwen38.0000aaaa"))})
+    said = "\n".join(command.script for command in Pruned("").act(read))
+    assert "rm -f /etc/lodger/keys/qwen38 /etc/lodger/keys/qwen38.0000aaaa; rmdir" in said
+
+
+def test_a_release_names_the_file_of_its_key_and_a_rollback_asks_with_it(fleet: Fleet) -> None:
+    release = render(fleet, fleet.hosts["node2"])
+    path = f"/etc/lodger/keys/qwen38.{keys.mark(KEY)}"
+    composes = [file.content for file in release.files if file.path.endswith("compose.yml")]
+    assert all(f'source: "{path}"' in text for text in composes)
+    services = operate.managed(release)
+    assert {service.key_file for service in services.values()} == {path}
+    assert operate.earlier_keys(services) == (ApiKey("qwen38", keys.mark(KEY)),)
+    assert operate.earlier_keys({"worker-a": worker("a")}) == ()
 
 
 # ---------------------------------------------------------------- the starter

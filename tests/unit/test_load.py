@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import http.server
+import shutil
 import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
+from lab.lab import Lab
 from lab.load import Load, judge, spoke
+from lab.run import CHECKOUT
 
 ROLE = b'data: {"choices": [{"delta": {"role": "assistant", "content": ""}, "finish_reason": null}]}\n\n'
 TOKEN = b'data: {"choices": [{"delta": {"content": "4"}, "finish_reason": null}]}\n\n'
@@ -52,11 +56,12 @@ def test_the_opening_chunk_is_no_token() -> None:
 
 
 @contextmanager
-def serving(body: bytes, status: int = 200) -> Iterator[str]:
+def serving(body: bytes, status: int = 200, key: str = "") -> Iterator[str]:
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             self.rfile.read(int(self.headers["Content-Length"]))
-            self.send_response(status)
+            allowed = not key or self.headers["Authorization"] == f"Bearer {key}"
+            self.send_response(status if allowed else 401)
             self.end_headers()
             self.wfile.write(body)
 
@@ -116,3 +121,20 @@ def test_a_client_with_one_address_is_told_of_its_failure_at_once() -> None:
     assert failed.tries == 1
     assert report.cut == 0, "it never began"
     assert "refused" in failed.trouble
+
+
+def test_a_pool_that_asks_for_a_key_gets_it() -> None:
+    with serving(WHOLE, key="sesame") as url:
+        assert Load([url], 1, requests=1, key="sesame").start().wait().failed == ()
+        (refused,) = Load([url], 1, requests=1).start().wait().failed
+        assert refused.trouble.startswith("HTTP 401")
+
+
+def test_the_key_of_the_lab_is_that_of_the_inventory(tmp_path: Path) -> None:
+    shutil.copytree(CHECKOUT / "hosts", tmp_path / "hosts")
+    lab = Lab(tmp_path, tmp_path / "hosts")
+    assert lab.api_key() == ""
+    fleet = tmp_path / "hosts/fleet.yml"
+    fleet.write_text(fleet.read_text().replace("  qwen38:\n", "  qwen38:\n    api_key_file: pool.key\n"))
+    (tmp_path / "hosts/pool.key").write_text("sesame\n")
+    assert lab.api_key() == lab.api_key("qwen38") == "sesame"

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import http.server
 import json
 import re
 import subprocess
+import threading
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from lodger import membership
-from lodger.membership import SAME, Seat
+from lodger.facts import Fact
+from lodger.membership import SAME, Closed, Seat
 
 RECORDINGS = Path(__file__).parents[1] / "recordings"
 ROUTERS = ["http://10.0.0.1:30002", "http://10.0.0.2:30002"]
@@ -32,6 +37,13 @@ def test_what_a_router_lists_is_read_from_its_own_words() -> None:
 @pytest.mark.parametrize("said", ["", "<html>", "[]", '{"workers": 3}', '{"workers": [{}]}', '{"error": "Unauthorized"}'])
 def test_what_is_no_list_of_workers_counts_as_no_answer(said: str) -> None:
     assert membership.rotation_fact(ROUTERS[:1], "").parse(f"@router {ROUTERS[0]}\n{said}\n") == {ROUTERS[0]: None}
+
+
+def test_a_router_that_asks_for_another_key_is_told_from_one_that_is_away() -> None:
+    fact = membership.rotation_fact(ROUTERS, "/k")
+    found = fact.parse(f'@router {ROUTERS[0]}\n{{"error":"Unauthorized"}}\n@code 401\n@router {ROUTERS[1]}\n\n@code 000\n')
+    assert isinstance(found[ROUTERS[0]], Closed)
+    assert found[ROUTERS[1]] is None
 
 
 def test_a_router_that_was_not_heard_is_not_forgotten() -> None:
@@ -54,6 +66,53 @@ def test_only_what_must_be_the_same_is_taken_from_what_a_worker_says(tmp_path: P
     assert set(SAME) <= set(found["http://a:1"])
     assert found["http://a:1"]["served_model_name"] == "qwen3.8-27b"
     assert float(found["http://a:1"]["scheduler_e2e"]) > 0
+
+
+def test_a_worker_that_asks_for_another_key_is_told_from_one_that_is_away() -> None:
+    fact = membership.identities_fact(["http://a:1", "http://b:1", "http://c:1"], "/k")
+    said = '@worker http://a:1\n"http": "401"\n@worker http://b:1\n"http": "000"\n@worker http://c:1\n"version":"1"\n"http": "200"\n'
+    found = fact.parse(said)
+    assert isinstance(found["http://a:1"], Closed)
+    assert (found["http://b:1"], found["http://c:1"]) == ({}, {"version": "1"})
+    assert not isinstance(found["http://b:1"], Closed)
+
+
+def answering(*codes: int) -> Iterator[str]:
+    """Yield the address of a program that answers with these codes, one request after another, and says which key it was sent."""
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            body = json.dumps({"version": str(self.headers["Authorization"])}).encode()
+            self.send_response(left.pop(0))
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    left = list(codes)
+    server = http.server.HTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    server.server_close()
+
+
+def test_a_real_curl_sends_the_key_that_is_there_and_says_what_came_of_it(tmp_path: Path) -> None:
+    key = tmp_path / "k"
+    for url in answering(200, 200, 401, 401):
+        identities, rotation = membership.identities_fact([url], str(key)), membership.rotation_fact([url], str(key))
+
+        def said(fact: Fact[Any]) -> Any:
+            ran = subprocess.run(["sh", "-c", fact.snippet], capture_output=True, text=True, check=True, timeout=20)
+            return next(iter(fact.parse(ran.stdout).values()))
+
+        assert said(identities) == {"version": "None"}, "a pool's first key is on no host yet"
+        key.write_text("Authorization: Bearer sesame\n")
+        assert said(identities) == {"version": "Bearer sesame"}
+        assert isinstance(said(identities), Closed)
+        assert isinstance(said(rotation), Closed)
 
 
 def test_the_same_workers_in_another_order_are_the_same_fact() -> None:

@@ -14,12 +14,14 @@ from lodger.errors import Refused
 from lodger.facts import Deployed, Facts, HostFile
 from lodger.footprint import Owner
 from lodger.inventory import Fleet, Host
+from lodger.membership import Seat
 from lodger.render import Release, render
 from lodger.runbook import names
 from lodger.serving.smoke import Expectation
 from lodger.states.release import manifest
+from lodger.states.rotation import WorkerDrained
 from lodger.states.standing import Standing
-from tests.unit.readings import base, deployed, installed, readings, record, router, worker
+from tests.unit.readings import base, deployed, installed, readings, record, release_files, router, worker
 
 ROOT = Path(__file__).parents[2]
 
@@ -136,6 +138,70 @@ def test_neighbours_share_gpus_only_with_policy_pause(fleet: Fleet) -> None:
 
 def test_workers_of_a_pool_and_its_router_take_turns(fleet: Fleet) -> None:
     assert operate.turns(fleet.hosts["node2"]) == {"worker-a": "qwen38", "worker-b": "qwen38", "router": "qwen38"}
+
+
+def test_a_worker_stands_at_every_router_of_its_pool_and_beside_all_others_of_it(fleet: Fleet) -> None:
+    wanted = operate.managed(render(fleet, fleet.hosts["node1"]))["worker-a"]
+    there = operate.place(fleet, fleet.hosts["node1"], wanted, ["node1", "node2"])
+    assert there.seats == (Seat("http://node2:30002", "http://node1:30000", changing=True),)
+    assert [(mate.name, mate.changing) for mate in there.mates] == [("worker a on node2", True), ("worker b on node2", True)]
+    alone = operate.place(fleet, fleet.hosts["node1"], wanted, ["node1"])
+    assert [seat.changing for seat in alone.seats] == [False]
+    assert there.former == ()
+
+
+@pytest.mark.parametrize(
+    ("runs", "former"),
+    [
+        ({"port": 30005}, "http://node1:30005"),
+        ({"address": "10.0.0.1"}, "http://10.0.0.1:30000"),
+        ({"address": ""}, ""),
+        ({}, ""),
+    ],
+)
+def test_a_deploy_knows_where_the_routers_reach_what_runs_now(fleet: Fleet, runs: dict[str, Any], former: str) -> None:
+    release = render(fleet, fleet.hosts["node1"])
+    was = replace(operate.managed(release)["worker-a"], config="old", **runs)
+    files = installed("r1", was)
+    steps, _ = plan(fleet).build(holding(deployed(("r1",), links={"worker-a": "r1"}, files=files)), None)
+    (state,) = [step.state for step in steps if step.state.name == "worker_drained(a)"]
+    assert isinstance(state, WorkerDrained)
+    assert [seat.worker for seat in state._place.former] == [former] * bool(former)
+
+
+@pytest.mark.parametrize(
+    ("deployed_as", "mate", "told"),
+    [
+        ({"context_length": "65536"}, {}, True),
+        ({"context_length": "131072"}, {}, False),
+        ({"context_length": "65536"}, {"context_length": "131072"}, False),
+    ],
+)
+def test_a_mate_that_is_away_while_what_the_pool_serves_changes_is_named(
+    fleet: Fleet, deployed_as: dict[str, str], mate: dict[str, str], told: bool
+) -> None:
+    release = render(fleet, fleet.hosts["node1"])
+    was = replace(operate.managed(release)["worker-a"], config="old", identity=deployed_as)
+    ours = deployed(("r1",), links={"worker-a": "r1"}, files=installed("r1", was))
+    where = operate.place(fleet, fleet.hosts["node1"], was)
+    answers = {other.url: mate if other.name == "worker a on node2" else {"version": "0.5.19"} for other in where.mates}
+    read = readings({**base(deployed=ours), where.identities: answers, where.rotation: dict.fromkeys(["http://node2:30002"])})
+    line = "worker a on node2 does not answer, and may come back as it was"
+    assert [one.startswith(line) for one in plan(fleet).remarks(read)] == [True] * told
+
+
+def test_a_rollback_brings_the_earlier_key_back_before_the_workers(fleet: Fleet) -> None:
+    one, two = (worker("a", pool="qwen38", key=mark) for mark in ("0000aaaa", "0000bbbb"))
+    files = {**release_files("r1", one), **installed("r2", two)}
+    _, done = back(fleet, deployed(("r1", "r2"), links={"worker-a": "r2"}, files=files))
+    assert done.index("key_in_place(qwen38)") < done.index("worker_drained(a)")
+
+
+def test_a_router_that_only_the_earlier_release_has_is_complete_with_its_workers(fleet: Fleet) -> None:
+    """The inventory no longer has it, and the rollback goes to a release of before."""
+    files = {**release_files("r1", worker(), router(pool="qwen38")), **installed("r2", worker())}
+    _, done = back(fleet, deployed(("r1", "r2"), links={"worker-a": "r2"}, files=files))
+    assert "pool_complete" in done
 
 
 # ---------------------------------------------------------------- rollback

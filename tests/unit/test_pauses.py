@@ -22,13 +22,13 @@ from lodger.errors import Refused, UsageError
 from lodger.facts import Facts, HostFile
 from lodger.footprint import Owner
 from lodger.inventory import Fleet
-from lodger.membership import Seat
+from lodger.membership import Mate, Seat
 from lodger.pauses import Pause
 from lodger.render import render
 from lodger.runbook import names
 from lodger.states.base import NoUndo
 from lodger.states.given import GpusAwaited, StaysPaused, WayBack, WorkerPaused, WorkerUnpaused
-from lodger.states.rotation import Place
+from lodger.states.rotation import Keyring, Place
 from lodger.states.service import ServiceGone, ServiceReady, pause_places
 from tests.unit.readings import (
     HOST,
@@ -223,10 +223,45 @@ def test_the_end_of_a_pause_leaves_nothing_of_it() -> None:
 
 
 def test_a_worker_that_is_to_stay_paused_is_found_so_and_never_made_so() -> None:
-    state = StaysPaused(A)
-    assert state.missing(stands(UNTIL)) == ""
+    state = StaysPaused(A, WAY)
+    for pause in (UNTIL, replace(UNTIL, until=""), replace(UNTIL, waits_for="pid 7"), Pause("a")):
+        assert state.missing(stands(pause)) == ""
     assert state.act(stands(None)) == []
-    assert state.hopeless(stands(None))
+    assert state.missing(stands(None)) == state.hopeless(stands(None)) == "worker a was resumed meanwhile"
+    assert isinstance(state.undo(stands(UNTIL), stands(None)), NoUndo), "it is not paused again by an undo"
+
+
+@pytest.mark.parametrize(
+    ("service", "way"),
+    [
+        (replace(A, port=30009), WayBack(HOST, Place("", (Seat("http://r:1", "http://me:30009"),)))),
+        (A, WayBack(HOST, Place("", (Seat("http://another:1", "http://me:30000"),)))),
+        (A, WayBack(HOST, Place(), (Owner("container", "aigc"),))),
+        (replace(A, start=1800.0), WAY),
+    ],
+)
+def test_what_brings_it_back_brings_back_what_is_deployed_meanwhile(service: Any, way: WayBack) -> None:
+    read, state = stands(UNTIL), StaysPaused(service, way)
+    assert state.missing(read) == f"{PLACES.script} would not bring back what is deployed now"
+    assert state.hopeless(read) == ""
+    made = way.files(service, UNTIL)
+    commands = state.act(read)
+    assert [command.stdin for command in commands[:-1]] == [text.encode() for text in made.values()]
+    assert f"systemctl restart {PLACES.timer}" in commands[-1].script
+    files = {path: HostFile(text, 0o644, "root") for path, text in made.items()}
+    done = readings(base(deployed=replace(read[facts.DEPLOYED], files={**read[facts.DEPLOYED].files, **files})))
+    assert state.missing(done) == ""
+    back = state.undo(read, done)
+    assert not isinstance(back, NoUndo)
+    assert WAY.files(A, UNTIL)[PLACES.script].encode() in {command.stdin for command in back}
+    assert StaysPaused(service, way).missing(stands(replace(UNTIL, until=""))) == "", "without an end nothing brings it back"
+
+
+def test_the_gpus_that_it_takes_back_are_the_ones_that_people_read() -> None:
+    state = StaysPaused(replace(A, gpus=(4, 5)), WAY)
+    assert state.missing(stands(UNTIL)) == "the record of its pause names GPUs 0 1 2 3"
+    said = [command.stdin for command in state.act(stands(UNTIL))]
+    assert replace(UNTIL, gpus=(4, 5)).motd.encode() in said
 
 
 def test_a_worker_that_goes_takes_its_pause_along_and_its_undo_brings_both_back() -> None:
@@ -448,15 +483,16 @@ def until_true(condition: Callable[[], object], seconds: float = 20) -> None:
         time.sleep(0.05)
 
 
-def test_with_nobody_on_the_gpus_the_worker_is_started_joins_and_nothing_is_left(stage: Any) -> None:
-    seat = Seat("http://router:30002", "http://me:30000")
-    made, run = stage(WayBack(HOST, Place("http://me:30000", (seat,), (), "/k"), ()))
+def test_with_nobody_on_the_gpus_the_worker_is_started_joins_and_nothing_is_left(stage: Any, tmp_path: Path) -> None:
+    seat, key = Seat("http://router:30002", "http://me:30000"), tmp_path / "k"
+    key.touch()
+    made, run = stage(WayBack(HOST, Place("http://me:30000", (seat,), (), Keyring(str(key))), ()))
     out, err = run.communicate(timeout=30)
     assert (run.returncode, err) == (0, "")
     log = made.log.read_text()
     assert "systemctl start --no-block lodger-worker-a.service" in log
     assert "http://router:30002/workers" in log
-    assert "@/k" in log
+    assert f"-H @{key}" in log
     assert log.index("start --no-block") < log.index("http://router:30002/workers")
     assert "serves again" in out
     left = [path for path in made.root.rglob("*lodger*") if path.is_file() and "bin" not in path.parts]
@@ -604,6 +640,43 @@ def test_a_router_that_does_not_answer_is_asked_again(stage: Any) -> None:
     (made.root / "router").write_text("")
     out, _ = run.communicate(timeout=30)
     assert out.count("http://r:1 does not take it") == 1
+
+
+SAID = '"served_model_name":"q"\n"weight_version":"%s"\n"context_length":%s\n"scheduler_e2e":%s\n"http": "%s"'
+
+
+@pytest.mark.parametrize(
+    ("mate", "stays_out"),
+    [
+        (SAID % ("017b", "131072", "70.5", "200"), False),
+        (SAID.replace(":", ": ") % ("017b", "131072", "9.1", "200"), False),
+        (SAID % ("default", "131072", "9.1", "200"), False),
+        ('"http": "000"', False),
+        (SAID % ("017b", "65536", "70.5", "200"), True),
+        (SAID % ("9999", "131072", "70.5", "200"), True),
+        ('"http": "401"', True),
+    ],
+)
+def test_it_stays_out_of_a_pool_that_serves_something_else_meanwhile(mate: str, stays_out: bool, stage: Any) -> None:
+    def answers(one: Stage) -> None:
+        (one.root / "mate").write_text(mate)
+        own = SAID % ("017b", "131072", "71.6", "200") + '\n"context_length":1'
+        (one.root / "own").write_text(own)
+        body = f"""echo "curl $*" >> {one.log}
+case "$*" in *me:1/server_info) cat {one.root}/own;; *mate:1/server_info) cat {one.root}/mate;; *http_code*) printf 200;; esac"""
+        one.program("curl", body)
+
+    place = Place("http://me:1", (Seat("http://r:1", "http://me:1"),), (Mate("worker a on node2", "http://mate:1"),))
+    made, run = stage(WayBack(HOST, place), answers)
+    if stays_out:
+        until_true(lambda: made.log.read_text().count("mate:1/server_info") > 1)
+        assert run.poll() is None
+        assert "http://r:1/workers" not in made.log.read_text()
+        (made.root / "mate").write_text(SAID % ("017b", "131072", "70.5", "200"))
+    out, err = run.communicate(timeout=30)
+    assert err == ""
+    assert "http://r:1/workers" in made.log.read_text()
+    assert ("stays out of its pool: worker a on node2 serves something else, or asks for another key" in out) == stays_out
 
 
 def test_a_worker_that_is_paused_anew_is_left_to_that_pause(stage: Any) -> None:

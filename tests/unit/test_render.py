@@ -12,8 +12,20 @@ from ruamel.yaml import YAML
 
 from lodger import inventory
 from lodger.errors import InventoryError
-from lodger.inventory import Draft, Fleet, Router, Vrrp, Worker
-from lodger.render import File, Release, Service, _compose_value, _environment, render, router_beside, word, worker_urls
+from lodger.inventory import Draft, Fleet, Image, Router, Vrrp, Worker
+from lodger.membership import SAME
+from lodger.render import (
+    File,
+    Release,
+    Service,
+    _compose_value,
+    _environment,
+    engine_version,
+    render,
+    router_beside,
+    word,
+    worker_urls,
+)
 
 ROOT = Path(__file__).parents[2]
 # The options of SGLang 0.5.19 with their types and choices, as its own argparse has them.
@@ -216,7 +228,7 @@ def test_labels_say_whose_the_container_is_and_where_it_is_asked(fleet: Fleet) -
         "io.lodger.host": "node2",
         "io.lodger.router": "qwen38",
         "io.lodger.port": "30002",
-        "io.lodger.health": "/readiness",
+        "io.lodger.health": "/health",
         "io.lodger.config": router.config_hash,
     }
 
@@ -351,7 +363,9 @@ def test_a_change_of_the_unit_alone_is_a_change_of_the_service(fleet: Fleet) -> 
 
 def test_release_id_covers_path_mode_and_content() -> None:
     def release(file: File) -> str:
-        return Release("h", (Service("n", "router", "u", (file,), "c", "n", "i", 1, (), 1, 1, "p", "127.0.0.1", {}),)).id
+        return Release(
+            "h", (Service("n", "router", "u", (file,), "c", "n", "i", 1, (), 1, 1, "p", "127.0.0.1", {}, "h", ""),)
+        ).id
 
     ids = {release(File(*args)) for args in (("a", "x"), ("b", "x"), ("a", "y"), ("a", "x", 0o600))}
     assert len(ids) == 4
@@ -396,3 +410,32 @@ def test_template_cannot_print_a_missing_value_as_text() -> None:
 def test_numbers_on_a_command_line_read_back_as_themselves(value: float, expected: str) -> None:
     assert word(value) == expected
     assert float(word(value)) == value
+
+
+def test_a_worker_is_to_say_of_itself_all_in_which_its_pool_has_to_agree(fleet: Fleet) -> None:
+    (service, *_) = render(fleet, fleet.hosts["node2"]).services
+    assert set(SAME) <= service.identity.keys()
+    assert service.identity["version"] == "0.5.19"
+    assert service.identity["tokenizer_path"] == service.identity["model_path"] == "/models/Qwen3.8-27B-FP8"
+
+
+@pytest.mark.parametrize("words", [["--tokenizer-path", "/models/T"], ["--tokenizer-path=/models/T"]])
+def test_a_tokenizer_of_its_own_is_part_of_what_a_worker_serves(fleet: Fleet, words: list[str]) -> None:
+    pool = fleet.pools["qwen38"].model_copy(update={"extra_args": ("--tokenizer-path", "/models/S", *words)})
+    (service, *_) = render(fleet.model_copy(update={"pools": {"qwen38": pool}}), fleet.hosts["node1"]).services
+    assert service.identity["tokenizer_path"] == "/models/T"
+
+
+@pytest.mark.parametrize(
+    ("tag", "version"),
+    [
+        ("v0.5.19-cu129", "0.5.19"),
+        ("0.5.19", "0.5.19"),
+        ("v0.5.12.post1-cu129", "0.5.12.post1"),
+        ("nightly-0.5", ""),
+        ("v0.5x", ""),
+    ],
+)
+def test_an_engines_version_is_read_from_its_tag_or_not_at_all(tag: str, version: str) -> None:
+    image = Image(repository="r/sglang", tag=tag)
+    assert engine_version(image) == version

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from lodger import facts
 from lodger.facts import Facts
-from lodger.membership import Mate, Seat
+from lodger.membership import Closed, Mate, Seat
 from lodger.states.base import NoUndo
-from lodger.states.rotation import LeaverDrained, Place, PoolComplete, Roll, WorkerDrained, WorkerJoined
+from lodger.states.key import held_fact
+from lodger.states.rotation import Keyring, LeaverDrained, Place, PoolComplete, Roll, WorkerDrained, WorkerJoined
 from tests.unit.readings import HOST, base, container, ours, readings, serving, worker
 
 IDENTITY = {"served_model_name": "q", "context_length": "131072", "tool_call_parser": "qwen3_coder"}
@@ -32,6 +34,7 @@ def seen(
     runs: Any = OLD,
     identities: Mapping[str, Mapping[str, str]] | None = None,
     place: Place = PLACE,
+    in_use: str = "",
 ) -> Facts:
     told = {OWN: IDENTITY, MATE: IDENTITY} if identities is None else identities
     there = [ours(runs)] if runs else [container("somebody")]
@@ -41,6 +44,7 @@ def seen(
             place.rotation: rotation,
             place.identities: told,
             facts.serving_fact(NEW.container, NEW.unit, HOST): serving(),
+            held_fact("q"): {"": (in_use, "600 root")},
         }
     )
 
@@ -87,6 +91,20 @@ def test_the_pools_only_worker_says_that_there_will_be_a_gap_and_how_long() -> N
     assert "no answers" not in state.missing(seen(IN, place=ALONE)), "somebody else is behind the router"
 
 
+def test_without_a_router_the_pools_only_worker_says_so_too() -> None:
+    """Nothing has to be done for it, so the plan would not show the state."""
+    lonely = Place(OWN)
+    state = WorkerDrained(NEW, HOST, lonely)
+    said = "worker-a is stopped; nobody else serves the pool: there will be no answers until it is ready again (a start may take 900 s)"
+    assert (state.missing(seen({}, place=lonely)), state.remark(seen({}, place=lonely))) == ("", said)
+    assert state.remark(seen({}, runs=NEW, place=lonely)) == "", "it is not stopped"
+    assert state.remark(seen({}, runs=None, place=lonely)) == "", "it answers nothing now"
+    beside = replace(lonely, mates=PLACE.mates)
+    assert WorkerDrained(NEW, HOST, beside).remark(seen({}, place=beside)) == ""
+    assert DRAINED.remark(seen(IN)) == "", "the state says it"
+    assert WorkerDrained(NEW, HOST, Place()).remark(seen({}, place=Place())) == "", "it is in no pool"
+
+
 @pytest.mark.parametrize("state", [DRAINED, JOINED])
 def test_a_mate_that_serves_something_else_is_named_unless_this_command_changes_it_too(state: Any) -> None:
     other = {OWN: IDENTITY, MATE: {**IDENTITY, "context_length": "65536"}}
@@ -96,6 +114,63 @@ def test_a_mate_that_serves_something_else_is_named_unless_this_command_changes_
     together = Place(OWN, SEATS, (Mate("worker a on node2", MATE, changing=True),))
     assert type(state)(NEW, HOST, together).blockers(seen(OUT, runs=NEW, identities=other)) == []
     assert state.blockers(seen(OUT, runs=NEW, identities={OWN: IDENTITY, MATE: {}})) == [], "who does not answer is not judged"
+
+
+KEYED = replace(PLACE, keyring=Keyring("/k", "q", "new"))
+ANOTHER_KEY = "asks for another key than its pool is to"
+
+
+@pytest.mark.parametrize(
+    ("in_use", "mate", "router", "who"),
+    [
+        ("new", IDENTITY, IN[ROUTER], []),
+        ("new", Closed(), IN[ROUTER], ["worker a on node2"]),
+        ("new", {}, None, []),
+        ("new", IDENTITY, Closed(), [f"the router at {ROUTER}"]),
+        ("old", IDENTITY, IN[ROUTER], ["worker a on node2", f"the router at {ROUTER}"]),
+        ("old", Closed(), Closed(), []),
+        ("", Closed(), Closed(), []),
+        ("", {}, None, []),
+    ],
+)
+def test_who_asks_for_another_key_than_the_pool_is_to_is_named(in_use: str, mate: Any, router: Any, who: list[str]) -> None:
+    """Before the new key is on the host those are closed who have it already, and open who would be left behind."""
+    place = replace(KEYED, seats=SEATS[:1])
+    read = seen({ROUTER: router}, runs=NEW, identities={OWN: IDENTITY, MATE: mate}, place=place, in_use=in_use)
+    for kind in (WorkerDrained, WorkerJoined):
+        assert [blocker.what for blocker in kind(NEW, HOST, place).blockers(read)] == [f"{one} {ANOTHER_KEY}" for one in who]
+    together = replace(
+        place, seats=(replace(SEATS[0], changing=True),), mates=(Mate("worker a on node2", MATE, changing=True),)
+    )
+    assert WorkerDrained(NEW, HOST, together).blockers(read) == []
+
+
+def test_a_pool_that_asks_for_no_key_has_nobody_who_does() -> None:
+    read = seen(IN, runs=NEW, identities={OWN: IDENTITY, MATE: Closed()})
+    assert [blocker.what for blocker in JOINED.blockers(read)] == [f"worker a on node2 {ANOTHER_KEY}"]
+
+
+def test_a_router_that_asks_for_another_key_holds_no_join_up() -> None:
+    closed = {ROUTER: Closed(), STANDBY: IN[STANDBY]}
+    assert JOINED.missing(seen(closed, runs=NEW)) == ""
+    assert scripts(DRAINED.act(seen(closed))).count("DELETE") == 1
+
+
+def test_a_worker_that_is_reached_elsewhere_now_leaves_from_where_it_was() -> None:
+    """Its port, its address or that of its host is another one: the routers know it by the former until it is stopped."""
+    place = replace(PLACE, seats=tuple(Seat(seat.router, f"{seat.worker}9") for seat in SEATS), former=SEATS)
+    state = WorkerDrained(NEW, HOST, place)
+    assert state.missing(seen(IN, place=place)) == f"{ROUTER} and {STANDBY} sends it requests"
+    assert scripts(state.act(seen(IN, place=place))).count("DELETE") == 2
+    undo = scripts(state.undo(seen(IN, place=place), seen(OUT, place=place)))
+    assert [undo.count(f'{{"url": "{seat.worker}"}}') for seat in SEATS] == [1, 1]
+    only = {ROUTER: {"http://node1:30000": True}, STANDBY: {OWN: True}}
+    assert "there will be no answers" in state.missing(seen(only, place=place)), "it is not somebody else by its former name"
+
+    joined = WorkerJoined(NEW, HOST, place)
+    both = {router: {**listed, **{seat.worker: True for seat in place.seats}} for router, listed in IN.items()}
+    assert joined.missing(seen(both, runs=NEW, place=place)) == f"{ROUTER} still knows it as {SEATS[0].worker}"
+    assert scripts(joined.act(seen(both, runs=NEW, place=place))).count("DELETE") == 2
 
 
 def test_a_stranger_in_our_own_place_does_not_join() -> None:
@@ -141,14 +216,16 @@ def test_who_is_to_be_removed_leaves_whatever_it_runs_and_whoever_stays() -> Non
     assert state.blockers(seen(IN, runs=NEW, identities=other)) == []
 
 
-ROLL = Roll(STANDBY, {OWN: "worker a on node1", MATE: "worker a on node2"})
+ROLL = Roll(STANDBY, (Mate("worker a on node1", OWN, changing=True), Mate("worker a on node2", MATE)))
 COMPLETE = PoolComplete(ROLL)
 
 
-def listed(workers: Mapping[str, bool] | None, serving: tuple[str, ...] = (OWN, MATE)) -> Facts:
-    rotation, identities = COMPLETE.facts
-    told = {url: (IDENTITY if url in serving else {}) for url in (OWN, MATE)}
-    return readings({rotation: {STANDBY: workers}, identities: told})
+def listed(
+    workers: Mapping[str, bool] | None, serving: tuple[str, ...] = (OWN, MATE), closed: str = "", in_use: str = ""
+) -> Facts:
+    rotation, identities, *_ = COMPLETE.facts
+    told = {url: Closed() if url == closed else IDENTITY if url in serving else {} for url in (OWN, MATE)}
+    return readings({rotation: {STANDBY: workers}, identities: told, held_fact("q"): {"": (in_use, "600 root")}})
 
 
 def test_a_pool_is_complete_with_all_that_serve_and_nobody_else() -> None:
@@ -158,6 +235,24 @@ def test_a_pool_is_complete_with_all_that_serve_and_nobody_else() -> None:
     assert COMPLETE.missing(listed({OWN: True})) == f"worker a on node2 serves and is not in the rotation of {STANDBY}"
     stranger = COMPLETE.missing(listed({OWN: True, MATE: True, "http://x:1": True}))
     assert stranger == f"http://x:1 is in the rotation of {STANDBY} and no worker of its pool"
+
+
+def test_a_router_whose_workers_are_all_away_has_nobody_to_send_requests_to() -> None:
+    assert COMPLETE.missing(listed({}, serving=())) == ""
+    assert COMPLETE.missing(listed({OWN: False}, serving=())) == ""
+    assert COMPLETE.missing(listed({OWN: False}, serving=(OWN,))) == f"{STANDBY} sends requests to nobody"
+    assert COMPLETE.missing(listed({OWN: False, MATE: True})) == "", "one that serves badly is no reason to fail"
+
+
+def test_a_router_alone_on_its_host_is_not_given_another_key_than_its_workers() -> None:
+    keyed = PoolComplete(replace(ROLL, keyring=Keyring("/k", "q", "new")))
+    left_behind = listed({OWN: True, MATE: True}, in_use="old")
+    assert keyed.missing(left_behind) == f"worker a on node2 {ANOTHER_KEY}"
+    assert [blocker.what for blocker in keyed.blockers(left_behind)] == [f"worker a on node2 {ANOTHER_KEY}"]
+    assert keyed.missing(listed({OWN: True}, closed=MATE, in_use="new")) == f"worker a on node2 {ANOTHER_KEY}"
+    assert keyed.missing(listed({OWN: True, MATE: True}, in_use="new")) == ""
+    assert keyed.missing(listed(Closed(), in_use="new")) == f"{STANDBY} asks for another key"
+    assert keyed.act(listed(Closed(), in_use="new")) == []
 
 
 def test_strangers_leave_and_the_missing_join() -> None:

@@ -1,0 +1,99 @@
+"""What the engine does with a command that fails, over a connection to this machine's own shell."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from lodger import facts
+from lodger.command import Command, Result, run
+from lodger.engine import Engine, Ledger, Outcome, Plan, StateOutcome, _Progress
+from lodger.errors import StateFailed
+from lodger.facts import Fact, Facts
+from lodger.states.base import State, Step
+
+HOLDER = Fact("holder", "echo pid 7", str.strip)
+
+
+class Shell:
+    """A connection to nowhere: scripts run here."""
+
+    host = "here"
+    round_trips = 0
+
+    def __init__(self) -> None:
+        self.cancelled: Callable[[], bool] = lambda: False
+
+    def run(self, command: Command, on_line: Callable[[str], None] | None = None) -> Result:
+        del on_line
+        done = subprocess.run(["sh", "-c", command.script], capture_output=True, text=True, check=False)
+        return Result(command, done.returncode, done.stdout, done.stderr, 0.0)
+
+    def forward(self, address: str, port: int) -> Any:
+        raise NotImplementedError
+
+    def reconnect(self, patience: float = 0.0) -> None:
+        raise NotImplementedError
+
+
+class Written:
+    """A journal that remembers the events of a kind."""
+
+    run = "a run"
+
+    def __init__(self) -> None:
+        self.events: list[tuple[str, dict[str, Any]]] = []
+
+    def write(self, event: str, **fields: Any) -> None:
+        self.events.append((event, fields))
+
+    def intent(self, state: str, command: object) -> None:
+        self.write("command", state=state, command=str(command))
+
+    def result(self, state: str, result: Result) -> None:
+        self.write("result", state=state, code=result.code)
+
+    def content(self) -> bytes:
+        return b""
+
+
+class Silent:
+    def progress(self, host: str, text: str) -> None: ...
+    def state(self, host: str, outcome: StateOutcome) -> None: ...
+    def note(self, host: str, text: str) -> None: ...
+
+
+class Held(State):
+    """A state whose command fails, and which knows who is to blame."""
+
+    name = "held"
+    facts = (HOLDER,)
+
+    def missing(self, read: Facts) -> str:
+        del read
+        return "it is held"
+
+    def evidence(self, read: Facts) -> str:
+        return f"held by {read[HOLDER]}"
+
+
+class Unreadable(Held):
+    facts = (Fact("holder", "exit 1", str),)
+
+
+@pytest.mark.parametrize(("state", "seen"), [(Held(), "held by pid 7"), (Unreadable(), "")])
+def test_a_command_that_fails_shows_what_its_state_knows_of_the_cause(state: State, seen: str) -> None:
+    log = Written()
+    engine = Engine(Shell(), log, Silent(), lambda *_: [], user="me", machine_id=None)
+    plan = Plan("any", "here", (facts.MACHINE,), lambda *_: ([], {}))
+    ledger = Ledger("a run", "any", {}, "me", "")
+    progress = _Progress(plan, [Step(state)], Facts({}), ledger, Outcome("here", "any"))
+    with pytest.raises(StateFailed, match="could not let go"):
+        engine._perform(progress, state, run("false", why="let go"))
+    assert progress.outcome.evidence == seen
+    assert [fields for event, fields in log.events if event == "evidence"] == (
+        [{"state": "held", "lines": [seen]}] if seen else []
+    )
