@@ -134,9 +134,9 @@ def written(path: Path) -> str:
 
 
 def event_values(answer: Answer) -> list[Any]:
-    """Return the events of a stream, parsed; "[DONE]" stays a string."""
+    """Return the events of a stream, parsed; "[DONE]" stays a string. One that no blank line ends was cut off and is none."""
     found: list[Any] = []
-    for block in answer.body.decode("utf-8", "replace").split("\n\n"):
+    for block in answer.body.decode("utf-8", "replace").split("\n\n")[:-1]:
         if block.startswith("data: "):
             text = block[6:]
             found.append(text if text == "[DONE]" else json.loads(text))

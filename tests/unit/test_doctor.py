@@ -575,7 +575,7 @@ def test_a_probe_that_is_cut_off_takes_its_container_away(fleet: Fleet, host: Ho
     end = time.monotonic() + 60
     while "--gpus" not in ((tmp_path / "log").read_text() if (tmp_path / "log").exists() else "") and time.monotonic() < end:
         time.sleep(0.02)
-    running.send_signal(signal.SIGHUP)
+    running.send_signal(signal.SIGTERM)  # SIGHUP is not to be caught by what was started with nohup
     running.wait(timeout=50)
     assert "rm -f lodger-probe-" in (tmp_path / "log").read_text()
 
