@@ -508,8 +508,8 @@ def test(_: Context, fast: bool = False) -> None:  # noqa: PT028  a task, no tes
         if subprocess.call(command):
             raise LodgerError(f"`{' '.join(command)}` found something")
     only = ["tests/unit", "tests/golden", "tests/engine"] if fast else []
-    # Two at a time: tests on twins wait more than they compute. In the order of tests/conftest.py: long modules begin first.
-    pytest = [sys.executable, "-m", "pytest", "-n", "2", "--dist", "loadfile", "--no-loadscope-reorder"]
+    # Three at a time, on two cores too: tests on twins wait for a third of their time. Long modules begin first (tests/conftest.py).
+    pytest = [sys.executable, "-m", "pytest", "-n", "3", "--dist", "loadfile", "--no-loadscope-reorder"]
     raise Exit(code=subprocess.call([*pytest, *only]))
 
 

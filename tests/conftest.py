@@ -18,7 +18,16 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 # Modules that take longest, in this order. They begin first: at the end only short ones are left to even out.
-_LONG = ("test_refusals", "test_pool", "test_driver_crashes", "test_outages", "test_driver_upgrade", "test_pause", "test_fetch")
+_LONG = (
+    "test_driver_upgrade",
+    "test_deploy",
+    "test_pool",
+    "test_twins",
+    "test_interrupted",
+    "test_broken",
+    "test_refusals",
+    "test_pause",
+)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
