@@ -508,7 +508,7 @@ def test(_: Context, fast: bool = False) -> None:  # noqa: PT028  a task, no tes
         if subprocess.call(command):
             raise LodgerError(f"`{' '.join(command)}` found something")
     only = ["tests/unit", "tests/golden", "tests/engine"] if fast else []
-    # Three at a time, on two cores too: tests on twins wait for a third of their time. Long modules begin first (tests/conftest.py).
+    # Three at a time on two cores: tests on twins wait for a third of their time. Long modules begin first (tests/conftest.py).
     pytest = [sys.executable, "-m", "pytest", "-n", "3", "--dist", "loadfile", "--no-loadscope-reorder"]
     raise Exit(code=subprocess.call([*pytest, *only]))
 
