@@ -152,7 +152,7 @@ def describe(name: str, config: Mapping[str, Any], index: Mapping[str, Any], siz
         max_context=int(text.get("max_position_embeddings") or 0),
         weight_bytes=int(total),
         multimodal="vision_config" in config,
-        quantization=str(scheme["quant_method"]) if scheme else None,
+        quantization=_method(scheme) if scheme else None,
         bits=_bits(scheme),
         kept=tuple(_kept(scheme)),
         states=_states(text, state_layers),
@@ -221,6 +221,12 @@ def _bits(scheme: Mapping[str, Any]) -> int:
     for group in (scheme.get("config_groups") or {}).values():
         return int(group["weights"]["num_bits"])
     return 4 if re.search("4", str(scheme["quant_method"])) else 8
+
+
+def _method(scheme: Mapping[str, Any]) -> str:
+    """Return the method by its name in the file; compressed-tensors that computes in INT8 by the engine's name for that."""
+    inputs = [group.get("input_activations") or {} for group in (scheme.get("config_groups") or {}).values()]
+    return "w8a8_int8" if any(one.get("type") == "int" for one in inputs) else str(scheme["quant_method"])
 
 
 def _kept(scheme: Mapping[str, Any]) -> Iterator[str]:

@@ -195,7 +195,8 @@ def projections(model: Checkpoint, tp: int) -> Iterator[Projection]:
     bad=[
         "config: {quantization_config: {quant_method: gptq, bits: 8, modules_to_not_convert: null}}",
         "config: {quantization_config: {quant_method: compressed-tensors, modules_to_not_convert: [lm_head]}}",
-        "config: {quantization_config: {quant_method: compressed-tensors, modules_to_not_convert: ['re:.*mlp.*']}}",
+        "config: {quantization_config: {quant_method: compressed-tensors, modules_to_not_convert: ['re:.*mlp.*'], "
+        "config_groups: {g: {weights: {num_bits: 8}, input_activations: null}}}}",
         "config: {quantization_config: {quant_method: gptq, modules_to_not_convert: null, dynamic: {'-:.*in_proj_a': {}}}}",
         "config: {quantization_config: {quant_method: gptq, modules_to_not_convert: null, dynamic: {'+:.*in_proj_[ab]': {}}}}",
         "config: {quantization_config: {quant_method: auto-round, modules_to_not_convert: null, extra_config: "
@@ -206,6 +207,8 @@ def projections(model: Checkpoint, tp: int) -> Iterator[Projection]:
         "config: {quantization_config: {quant_method: compressed-tensors, modules_to_not_convert: null, "
         "ignore: ['re:.*linear_attn.*']}}",
         "config: {quantization_config: {quant_method: awq, modules_to_not_convert: [linear_attn]}}",
+        "config: {quantization_config: {quant_method: compressed-tensors, modules_to_not_convert: null, config_groups: "
+        "{g: {weights: {num_bits: 8}, input_activations: {num_bits: 8, type: int}}}}}",
         "config: {quantization_config: {quant_method: gptq, modules_to_not_convert: null, "
         "dynamic: {'-:.*linear_attn.in_proj_a': {}, '-:.*linear_attn.in_proj_b': {}}}}",
         "config: {quantization_config: {quant_method: auto-round, modules_to_not_convert: null, "
