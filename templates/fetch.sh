@@ -226,6 +226,8 @@ place() {
     find . -maxdepth 1 -name '*.ok' -printf '%f\t%T@\n' |
         awk -F '\t' -v OFS='\t' 'NR == FNR { time[$1] = int($2); next } ($1 ".ok") in time { print $3, $2, time[$1 ".ok"], $4 }' \
             - "$home/files" >> adopted && sync adopted || fail "the files could not be written to the disk"
+    # While this is there, what is in place is of two revisions, as far as anybody knows: no deploy takes it.
+    : > placing && sync placing || fail "the files could not be written to the disk"
     while IFS=$tab read -r key size hash path urls; do
         [ ! -f "$key.kept" ] || continue
         case $path in */*) inside "$path" && mkdir -p -- "$target/${path%/*}" ;; esac &&
@@ -251,7 +253,7 @@ place() {
                 [ "$hash" != none: ] || { hash_of sha256 "$target/${rest##*"$tab"}"; hash=sha256:$got; }
                 printf '%s\t%s\n' "$hash" "$rest"
             done
-    } > manifest.new && sync manifest.new && mv -f manifest.new manifest || fail "the manifest could not be written"
+    } > manifest.new && sync manifest.new && rm -f placing && mv -f manifest.new manifest || fail "the manifest could not be written"
     find . -maxdepth 1 -type f ! -name manifest ! -name lock -delete
     sync . "$target"
 }

@@ -20,6 +20,7 @@ import pytest
 
 from lab.hub import commit
 from lab.hub import server as hub_server
+from lodger import facts
 from lodger.weights import hub, plan
 from lodger.weights.plan import Plan
 
@@ -324,9 +325,26 @@ def test_killed_while_it_places_it_knows_what_it_placed(bench: Bench, kill: int)
     log = bench.run(what)
     assert not log[-1].startswith("end"), log
     assert len(bench.placed()) == kill
+    assert folder(bench).mixed, "no deploy takes it"
     bench.well(what)
     assert bench.wrong() == []
     assert bench.sent() == SIZE, "nothing came again"
+    assert (folder(bench).mixed, folder(bench).lost) == (False, 0)
+
+
+def test_killed_with_the_manifest_written_it_has_left_nothing_for_a_second_run(bench: Bench) -> None:
+    """It finds everything there, and would begin nothing that takes the mark away."""
+    bench.program("mv", '$real "$@"; case $2 in manifest.new) kill -KILL 0 ;; esac')
+    log = bench.run()
+    assert not log[-1].startswith("end"), log
+    assert (folder(bench).mixed, folder(bench).lost) == (False, 0)
+
+
+def folder(bench: Bench) -> facts.Folder:
+    """Return the model's folder as a deploy reads it."""
+    fact = facts.folder_fact(str(bench.target))
+    done = subprocess.run(["sh", "-c", facts.script([fact])], capture_output=True, text=True, check=True, timeout=20)
+    return facts.parse(done.stdout)[fact]
 
 
 def test_a_file_of_somebody_else_with_no_hash_cannot_be_proved(bench: Bench) -> None:
