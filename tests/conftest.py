@@ -9,8 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 _LOCKS = Path(__file__).resolve().parent.parent / ".lab" / "turns"
+
+
+# Beside twins the machine is busy: how long an example took says nothing of the code.
+settings.register_profile("lodger", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("lodger")
 
 
 def pytest_configure(config: pytest.Config) -> None:
