@@ -35,16 +35,18 @@ def deploy(lab: Lab) -> Scenario:
 
 
 def with_worker(lab: Lab, site: Site, container: str) -> Twin:
-    """Return a node1 at an old driver with our worker deployed, and a declared ``container`` of a colleague's on its GPUs."""
+    """Return a node1 at an old driver with our worker and its router, and a declared ``container`` of a colleague's on its GPUs."""
     lab.reset(["node1"], driver=FIRST)
     twin = lab.twin("node1")
 
     def begin(host: Any) -> None:
         host["driver"] = FIRST
-        host["neighbours"][container] = {"kind": "container", "policy": "pause", "gpu_memory_mib": 256}
+        host["router"] = {"pool": "qwen38", "port": 30002, "prometheus_port": 29000}
+        host["neighbours"][container] = {"kind": "container", "policy": "pause"}
 
+    site.hosts.joinpath("node2.yml").unlink(missing_ok=True)  # the pool's router would be there
     site.edit("node1", begin)
-    holders.container(twin, container)
+    holders.container(twin, container, memory_mib=0)  # with some, the worker could not run all its requests at once
     site.well("deploy", "--host", "node1")
     site.edit("node1", lambda host: host.update(driver=NEW))
     return twin
@@ -75,7 +77,8 @@ def driver_upgrade(lab: Lab, *, worker: bool = True) -> Scenario:
         running = found.exec(["docker", "inspect", "-f", "{{.State.Running}}", container], check=False).stdout.strip()
         wrong += [] if running == "true" else [f"the container {container} is not back"]
         wrong += [] if not worker or declared(found, "lodger-worker-a") else ["no worker of ours runs"]
-        return wrong + ([] if serves(found, 30000) else ["nothing serves on port 30000"])
+        ports = (30000, 30002) if worker else (30000,)
+        return wrong + [f"nothing serves on port {port}" for port in ports if not serves(found, port)]
 
     def of_the_driver(kind: str, name: str) -> bool:
         mine = ("nvidia", "libcuda", "/dkms", "/var/lib/twin")
