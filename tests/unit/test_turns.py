@@ -68,14 +68,24 @@ def router(tmp_path: Path) -> Shell:
 class Run:
     """The turns of a run on node1, or on the router's own host."""
 
-    def __init__(self, router: Shell, *, me: Owner = ME, here: bool = False, fails: bool = False, **options: float) -> None:
+    def __init__(
+        self,
+        router: Shell,
+        *,
+        me: Owner = ME,
+        here: bool = False,
+        fails: bool = False,
+        patience: float = 10,
+        break_lock: bool = False,
+    ) -> None:
         self.notes: list[str] = []
         self.waited: list[str] = []
         self.given_up = False
         self._router, self._fails = router, fails
         host = inventory.load(Path(__file__).parents[2] / "hosts").hosts["node2"].model_copy(update={"machine_id": MACHINE})
         own = router if here else Shell("node1", router.folder.parent / "node1")
-        self.turns = Turns(me, own, {"q": host, "r": host}, self._connect, self.notes.append, poll=0.05, **options)  # type: ignore[arg-type]
+        told, routers = self.notes.append, {"q": host, "r": host}
+        self.turns = Turns(me, own, routers, self._connect, told, poll=0.05, patience=patience, break_lock=break_lock)
 
     def _connect(self, host: Host) -> Shell:
         if self._fails:
