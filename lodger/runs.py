@@ -77,7 +77,7 @@ def _one(fleet: Fleet, host: Host, plan: Plan, gates: Gates, report: _Report, br
     try:
         with contextlib.ExitStack() as stack:
             connection = stack.enter_context(Ssh(host, cancelled=cli.stop.is_set))
-            routers = {pool: router for pool in fleet.pools if (router := _router_host(fleet, pool)) is not None}
+            routers = {pool: router for pool in fleet.pools if (router := router_host(fleet, pool)) is not None}
             turns = Turns(
                 lock.me(getpass.getuser(), log.run),
                 connection,
@@ -104,7 +104,7 @@ def _one(fleet: Fleet, host: Host, plan: Plan, gates: Gates, report: _Report, br
         log.close()
 
 
-def _router_host(fleet: Fleet, pool: str) -> Host | None:
+def router_host(fleet: Fleet, pool: str) -> Host | None:
     """Return the host of the pool's router, rather than that of its standby; None for a pool without one."""
     found = [host for _, host in sorted(fleet.hosts.items()) if host.router is not None and host.router.pool == pool]
     return min(found, key=lambda host: host.router is not None and host.router.standby, default=None)

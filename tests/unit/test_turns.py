@@ -19,6 +19,7 @@ from lodger.command import Command, Result
 from lodger.errors import ConnectionFailed, ConnectionLost, StateFailed
 from lodger.inventory import Host
 from lodger.lock import TTL, Owner
+from lodger.runs import router_host
 from lodger.turns import Turns
 
 MACHINE = "0" * 32
@@ -225,3 +226,12 @@ def test_a_pool_without_a_router_has_no_lock(router: Shell) -> None:
     run.take("s")
     run.turns.give_back()
     assert (router.ran, run.notes) == ([], [])
+
+
+def test_a_pools_lock_is_on_the_host_of_its_router_and_not_of_its_standby() -> None:
+    fleet = inventory.load(Path(__file__).parents[2] / "hosts")
+    standby = inventory.Router(pool="qwen38", port=30002, prometheus_port=29000, standby=True)
+    hosts = {**fleet.hosts, "node1": fleet.hosts["node1"].model_copy(update={"router": standby})}
+    both = fleet.model_copy(update={"hosts": hosts})
+    assert [found.name for found in (router_host(fleet, "qwen38"), router_host(both, "qwen38")) if found] == ["node2", "node2"]
+    assert router_host(fleet, "another") is None
