@@ -33,6 +33,7 @@ from lodger.facts import Fact, Facts
 from lodger.footprint import Change
 from lodger.gate import Gates
 from lodger.states.base import Blocker, Check, NoUndo, State, Step
+from lodger.turns import Turns
 
 T = TypeVar("T")
 
@@ -237,12 +238,14 @@ class Engine:
         machine_id: str | None,
         break_lock: bool = False,
         gates: Gates | None = None,
+        turns: Turns | None = None,
         poll: float = _POLL,
     ) -> None:
         self.connection, self.log, self.report, self.witnesses = connection, log, report, witnesses
         self.user, self.machine_id, self.break_lock, self.poll = user, machine_id, break_lock, poll
         self.gates = gates or Gates()
         self.me = lock.me(user, log.run)
+        self.turns = turns
         self._lock_lost = threading.Event()
         self._boot = ""  # the host's, as it was when this run last connected
 
@@ -327,7 +330,7 @@ class Engine:
             self._no_more_stopping()
             self._undo_all(run)
         finally:
-            self.gates.leave(plan.host)
+            self._leave_turn()
         self._no_more_stopping()
         self._close(run)
 
@@ -393,7 +396,7 @@ class Engine:
             else:
                 self._mark(run.outcome, StateOutcome(state.name, Mark.SATISFIED))
             if step.last_of_turn:
-                self.gates.leave(run.plan.host)
+                self._leave_turn()
 
     def _same_boot(self, run: _Progress, state: State) -> None:
         """Raise _Booted when what earlier states established may be gone with a boot that nobody asked for."""
@@ -403,7 +406,7 @@ class Engine:
             raise _Booted
 
     def _take_turn(self, step: Step) -> bool:
-        """Wait until no other host of this command restarts something of the same pool; return whether that took a while."""
+        """Wait until nobody else restarts something of the same pool; return whether that took a while."""
         waited = False
 
         def waiting(other: str) -> None:
@@ -414,7 +417,14 @@ class Engine:
 
         if step.turn:
             self.gates.enter(step.turn, self.connection.host, waiting)
+            if (turns := self.turns) is not None:
+                self._patiently(lambda: turns.take(step.turn, waiting))
         return waited
+
+    def _leave_turn(self) -> None:
+        if self.turns is not None:
+            self.turns.give_back()
+        self.gates.leave(self.connection.host)
 
     # ------------------------------------------------------------ opening and closing
 

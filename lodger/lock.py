@@ -90,18 +90,15 @@ def _attempt(text: str) -> Attempt:
 _ALONE = f"exec 9< {paths.VAR} && flock -w 10 9"
 
 
-def _put(owner: Owner) -> str:
+def _put(owner: Owner, lock: str) -> str:
     """Return sh that writes the lock beside and puts it in place whole: a full disk leaves none, not an empty one."""
-    new = f"{paths.LOCK}.new"
-    return (
-        f"{{ {{ printf '%s\\n' {quote([owner.text()])} > {new} && mv -f {new} {paths.LOCK}; }} || {{ rm -f {new}; false; }}; }}"
-    )
+    new = f"{lock}.new"
+    return f"{{ {{ printf '%s\\n' {quote([owner.text()])} > {new} && mv -f {new} {lock}; }} || {{ rm -f {new}; false; }}; }}"
 
 
-def attempt(owner: Owner) -> Fact[Attempt]:
+def attempt(owner: Owner, lock: str = paths.LOCK) -> Fact[Attempt]:
     """Return the one "fact" that acts: it takes the lock if nobody has it, in the same round trip that reads the rest."""
-    lock = paths.LOCK
-    snippet = f"""said=$( exec 2>&1; mkdir -p {paths.VAR} && {_ALONE} && [ ! -e {lock} ] && {_put(owner)} )
+    snippet = f"""said=$( exec 2>&1; mkdir -p {paths.VAR} && {_ALONE} && [ ! -e {lock} ] && {_put(owner, lock)} )
 if [ "$(cat {lock} 2>/dev/null)" = {quote([owner.text()])} ]; then
     echo taken
 elif [ -e {lock} ]; then
@@ -134,22 +131,21 @@ def judge(held: Attempt, mine: Owner, start_of: int) -> Verdict:
     return Verdict.EXPIRED if held.age > TTL else Verdict.LIVE
 
 
-def take_over(held: Attempt, mine: Owner) -> Command:
+def take_over(held: Attempt, mine: Owner, lock: str = paths.LOCK) -> Command:
     """Return the command that replaces exactly the lock that was seen; it fails when somebody else was faster."""
-    seen = f'[ -e {paths.LOCK} ] && [ "$(cat {paths.LOCK})" = {quote([held.text])} ]'
-    return Command(f"{_ALONE} && {seen} && {_put(mine)}", why="take the lock over", ok=(0, 1, 2))
+    seen = f'[ -e {lock} ] && [ "$(cat {lock})" = {quote([held.text])} ]'
+    return Command(f"{_ALONE} && {seen} && {_put(mine, lock)}", why="take the lock over", ok=(0, 1, 2))
 
 
-def renew(mine: Owner) -> Command:
+def renew(mine: Owner, lock: str = paths.LOCK) -> Command:
     """Return the command that renews the lock while it is ours; exit code 1 says that it no longer is."""
-    return Command(
-        f'[ "$(cat {paths.LOCK} 2>/dev/null)" = {quote([mine.text()])} ] && touch {paths.LOCK}', why="renew the lock", ok=(0, 1)
-    )
+    script = f'[ "$(cat {lock} 2>/dev/null)" = {quote([mine.text()])} ] && touch {lock}'
+    return Command(script, why="renew the lock", ok=(0, 1))
 
 
-def release_script(mine: Owner) -> str:
+def release_script(mine: Owner, lock: str = paths.LOCK) -> str:
     """Return sh that gives the lock back if it is ours, and leaves no empty folder behind."""
     return (
-        f'( {_ALONE} && if [ "$(cat {paths.LOCK} 2>/dev/null)" = {quote([mine.text()])} ]; then rm -f {paths.LOCK}; fi )\n'
+        f'( {_ALONE} && if [ "$(cat {lock} 2>/dev/null)" = {quote([mine.text()])} ]; then rm -f {lock}; fi )\n'
         f"rmdir --ignore-fail-on-non-empty {paths.VAR} 2>/dev/null || true"
     )

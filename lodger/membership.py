@@ -88,7 +88,9 @@ def rotation_fact(routers: Sequence[str], key: str) -> Fact[Rotation]:
         return found
 
     ask = ("-w", "\\n@code %{http_code}\\n")
-    lines = [f"printf '@router %s\\n' {quote([url])}; {_curl(*ask, f'{url}/workers', key=key, seconds=5)}" for url in wanted]
+    lines = [
+        f"printf '@router %s\\n' {quote([url])}; {_curl(*ask, f'{url}/workers', key=key, seconds=5)}; echo" for url in wanted
+    ]
     return Fact(f"rotation {' '.join(wanted)}", "\n".join(lines) or "true", parse)
 
 

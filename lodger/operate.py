@@ -471,6 +471,7 @@ def pause(fleet: Fleet, host: Host, runbook: Runbook, worker: str, *, who: str, 
             host=host.name,
             release="",
             services={service.name: service},
+            turns=turns(host),
             places={service.name: where},
             giving=Giving(who, end, way_back),
         )

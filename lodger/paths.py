@@ -21,6 +21,11 @@ RETURNS = f"{VAR}/returns"
 MOTD = "/etc/motd.d"
 
 
+def pool_lock(pool: str) -> str:
+    """Return the lock of a pool, on the host of its router: whoever restarts something of the pool holds it."""
+    return f"{LOCK}-{pool}"
+
+
 def key(pool: str, mark: str = "") -> str:
     """Return the file with the header that a pool asks for: of the key with this ``mark``, or the link to the one in use."""
     return f"{KEYS}/{pool}{f'.{mark}' if mark else ''}"

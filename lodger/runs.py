@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lodger import checkout, cli, facts, pauses
+from lodger import checkout, cli, facts, lock, pauses
 from lodger.command import Transport
 from lodger.engine import Engine, Mark, Outcome, Plan, StateOutcome, remarks
 from lodger.errors import LodgerError, Refused, StateFailed, UsageError
@@ -25,6 +25,7 @@ from lodger.render import render
 from lodger.report import Terminal
 from lodger.states.base import Step
 from lodger.transport import Ssh
+from lodger.turns import Turns
 from lodger.weights import fetch as weights
 from lodger.weights.fetch import Options
 
@@ -74,7 +75,17 @@ def _one(fleet: Fleet, host: Host, plan: Plan, gates: Gates, report: _Report, br
     log.write("begin", runbook=plan.runbook, host=host.name, operator=getpass.getuser(), revision=checkout.revision())
     report.note(host.name, f"{plan.runbook}: run {log.run}")
     try:
-        with Ssh(host, cancelled=cli.stop.is_set) as connection:
+        with contextlib.ExitStack() as stack:
+            connection = stack.enter_context(Ssh(host, cancelled=cli.stop.is_set))
+            routers = {pool: router for pool in fleet.pools if (router := router_host(fleet, pool)) is not None}
+            turns = Turns(
+                lock.me(getpass.getuser(), log.run),
+                connection,
+                routers,
+                lambda other: stack.enter_context(Ssh(other)),
+                lambda text: report.note(host.name, text),
+                break_lock=break_lock,
+            )
             engine = Engine(
                 connection,
                 log,
@@ -84,12 +95,19 @@ def _one(fleet: Fleet, host: Host, plan: Plan, gates: Gates, report: _Report, br
                 machine_id=host.machine_id,
                 break_lock=break_lock,
                 gates=gates,
+                turns=turns,
             )
             return engine.run(plan)
     except LodgerError as error:
         return Outcome(host.name, plan.runbook, Mark.REFUSED if error.refusal else Mark.FAILED, error=error, journal=log.run)
     finally:
         log.close()
+
+
+def router_host(fleet: Fleet, pool: str) -> Host | None:
+    """Return the host of the pool's router, rather than that of its standby; None for a pool without one."""
+    found = [host for _, host in sorted(fleet.hosts.items()) if host.router is not None and host.router.pool == pool]
+    return min(found, key=lambda host: host.router is not None and host.router.standby, default=None)
 
 
 def _narrowed(host: Host, item: str) -> Host:

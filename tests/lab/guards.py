@@ -20,6 +20,7 @@ FETCH_REFUSED = f"{FETCH}::test_what_is_known_to_fail_is_refused_before_anything
 DRIVER, RUNBOOKS = "tests/lab/test_driver_upgrade.py", "tests/lab/test_runbooks.py"
 PAUSE = "tests/lab/test_pause.py"
 BROKEN = f"{REFUSALS}::test_what_would_make_a_deploy_fail_is_refused_before_anything_is_changed"
+KEY = "tests/lab/test_pool.py::test_a_key_opens_the_pool_goes_back_with_its_release_and_stands_nowhere_else"
 DOCTOR = "tests/lab/test_doctor.py"
 
 
@@ -270,6 +271,27 @@ GUARDS = [
         "if not listed or not self._due(read):",
         "if True:",
         "tests/lab/test_pool.py::test_a_rolling_deploy_and_its_rollback_fail_no_request",
+    ),
+    Guard(
+        "another person's turn in a pool",
+        ENGINE,
+        "self._patiently(lambda: turns.take(step.turn, waiting))",
+        "pass",
+        "tests/lab/test_pool.py::test_a_pool_that_drifted_is_shown_by_plan_and_mended_in_turn_without_a_restart",
+    ),
+    Guard(
+        "a key that stays when its release goes",
+        "lodger/operate.py",
+        "keys=earlier_keys(wanted),",
+        "",
+        KEY,
+    ),
+    Guard(
+        "a key among what is read of a host",
+        "lodger/facts.py",
+        '"/opt/lodger/releases /etc/systemd/system',
+        '"/opt/lodger/releases /etc/lodger /etc/systemd/system',
+        KEY,
     ),
     Guard(
         "a stranger in a pool",

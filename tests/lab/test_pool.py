@@ -95,7 +95,7 @@ def test_one_deploy_serves_three_workers_and_a_second_one_changes_nothing(lab: L
     assert site.ops("verify", "--host", "all").code == 0
 
 
-def test_a_pool_that_drifted_is_shown_by_plan_and_mended_without_a_restart(lab: Lab, site: Site) -> None:
+def test_a_pool_that_drifted_is_shown_by_plan_and_mended_in_turn_without_a_restart(lab: Lab, site: Site) -> None:
     node1, node2 = lab.twin("node1"), lab.twin("node2")
     member, stranger = f"http://{node1.address}:30000", f"http://{node2.address}:30001"
     was = container(node2, "lodger-router")
@@ -109,7 +109,17 @@ def test_a_pool_that_drifted_is_shown_by_plan_and_mended_without_a_restart(lab: 
 
     assert f"pool_complete: {stranger} is in the rotation of {ROUTER} and no worker of its pool" in plan
     assert f"worker_joined(a): http://{node2.address}:30002 does not send it requests" in plan
-    site.well("deploy", "--host", "all")
+    turn = "/var/lib/lodger/lock-qwen38"
+    eve = {"user": "eve", "run": "hers", "pid": 1, "started": 0, "machine": "elsewhere"}
+    node2.exec(f"cat > {turn}", stdin=json.dumps(eve))
+    deploy = site.start("deploy", "--host", "all")
+    assert deploy.stderr is not None
+    heard = next((line for line in deploy.stderr if "waiting for eve" in line), "")
+    assert "in pool qwen38" in heard, "a command of somebody else has the pool's turn"
+    assert member not in rotation(node2)
+    node2.exec(["rm", turn])
+    assert deploy.wait(timeout=120) == 0, deploy.stderr.read()
+    assert node2.exec(f"ls {turn}", check=False).returncode != 0
     assert set(rotation(node2)) == {member, "http://127.0.0.1:30000", "http://127.0.0.1:30001"}
     assert container(node2, "lodger-router") == was
 

@@ -17,6 +17,7 @@ from lodger.errors import LodgerError, StateFailed
 from lodger.facts import Fact, Facts
 from lodger.gate import Gates
 from lodger.states.base import State, Step
+from lodger.turns import Turns
 
 
 class Host:
@@ -24,10 +25,12 @@ class Host:
 
     def __init__(self, name: str, holds: Sequence[str]) -> None:
         self.host, self.holds, self.round_trips = name, set(holds), 0
+        self.ran: list[str] = []
         self.cancelled: Callable[[], bool] = lambda: False
 
     def run(self, command: Command, on_line: Callable[[str], None] | None = None) -> Result:
         del on_line
+        self.ran.append(command.script)
         if command.script.startswith("set "):
             self.holds.add(command.script.removeprefix("set "))
         names = [shlex.split(word)[0] for word in re.findall(r'begin %s\\n" (.+)$', command.script, re.MULTILINE)]
@@ -122,6 +125,51 @@ def test_a_witness_of_another_item_is_not_asked_for_what_was_done_to_the_first()
 def test_a_witness_that_disagrees_fails_the_run_though_the_last_state_held() -> None:
     with pytest.raises(StateFailed, match="a witness disagrees"):
         Walk(group("a", "pool", "ready", "joined"), [JOINED], disagrees="it is down").go()
+
+
+class Told(Turns):
+    """The turns of a run as they are taken and given back."""
+
+    def __init__(self) -> None:
+        self.told: list[str] = []
+
+    def take(self, pool: str, waiting: Callable[[str], None]) -> None:
+        self.told.append(f"take {pool}")
+        waiting("eve")
+
+    def give_back(self) -> None:
+        self.told.append("give back")
+
+
+@pytest.mark.parametrize(
+    ("holds", "told"),
+    [
+        ([], ["take p", "take p", "give back"]),
+        ([JOINED], ["take p", "give back"]),
+        ([READY, JOINED], ["give back"]),
+    ],
+)
+def test_a_turn_is_kept_from_the_first_state_that_does_something_to_the_last_of_its_group(
+    holds: list[str], told: list[str]
+) -> None:
+    walk = Walk(group("a", "p", "ready", "joined"), holds)
+    walk.engine.turns = turns = Told()
+    walk.go()
+    assert turns.told == told
+
+
+def test_what_was_waited_for_is_read_again_before_anything_is_done() -> None:
+    """Whoever had the turn may have done it: a worker that another run was draining is not put back in."""
+    walk = Walk(group("a", "p", "ready", "joined"), [READY])
+
+    class Meanwhile(Told):
+        def take(self, pool: str, waiting: Callable[[str], None]) -> None:
+            super().take(pool, waiting)
+            walk.connection.holds.add(JOINED)
+
+    walk.engine.turns = Meanwhile()
+    walk.go()
+    assert "set joined(a)" not in walk.connection.ran
 
 
 def test_two_hosts_that_take_turns_in_two_pools_the_other_way_round_both_come_to_an_end() -> None:

@@ -113,6 +113,21 @@ def test_a_real_curl_sends_the_key_that_is_there_and_says_what_came_of_it(tmp_pa
         assert said(identities) == {"version": "Bearer sesame"}
         assert isinstance(said(identities), Closed)
         assert isinstance(said(rotation), Closed)
+    assert (said(rotation), said(identities)) == (None, {}), "nobody is there any more, which is no failure of the question"
+
+
+def test_a_header_whose_file_is_missing_is_not_asked_with(tmp_path: Path) -> None:
+    """Newer versions of curl end with an error then, and ask nothing."""
+    curl = tmp_path / "curl"
+    curl.write_text("""#!/bin/sh
+for word; do case $word in @*) [ -e "${word#@}" ] || exit 26;; esac; done
+echo '"version": "1"'
+""")
+    curl.chmod(0o755)
+    env = {"PATH": f"{tmp_path}:/usr/bin:/bin"}
+    fact = membership.identities_fact(["http://a:1"], str(tmp_path / "k"))
+    ran = subprocess.run(["sh", "-c", fact.snippet], capture_output=True, text=True, check=True, env=env, timeout=20)
+    assert fact.parse(ran.stdout) == {"http://a:1": {"version": "1"}}
 
 
 def test_the_same_workers_in_another_order_are_the_same_fact() -> None:

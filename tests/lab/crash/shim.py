@@ -1,7 +1,7 @@
 """The product, run with a blow at one of its commands: `python -m tests.lab.crash.shim KIND COMMAND PHASE DELAY MAILBOX -- TASK ...`.
 
 KIND is kill (SIGKILL to the controller), drop (the connection is cut) or power (the harness cuts the twin's power and switches it
-on again). The blow lands at one command that acts (reading facts and renewing the lock do not count): COMMAND is its number, 0 for
+on again). The blow lands at one command that acts (reading facts, locks and turns do not count): COMMAND is its number, 0 for
 the first, or words of its reason. It lands before it is sent, while it runs (DELAY seconds into it), or after it ended and before
 anybody has written that down. With COMMAND -1 nothing happens. MAILBOX gets a line for each such command that ended.
 """
@@ -21,7 +21,7 @@ from pathlib import Path
 from lodger import cli, transport
 from lodger.command import Command, Result
 
-READS = {"read the facts", "renew the lock", "unlock", "a witness looks"}
+READS = {"read the facts", "renew the lock", "unlock", "a witness looks", "take the pool's turn", "give the pool's turn back"}
 
 
 class Blow:

@@ -1,0 +1,135 @@
+"""A run's turns in its pools, kept from the runs of other commands by a lock on the host of each pool's router.
+
+Within one command hosts take turns in its memory (``gate``). Whoever holds a pool's lock waits for nobody else: it is taken
+after the lock of the run's own host, and never two of them at a time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+from lodger import facts, lock, paths
+from lodger.command import Command, Transport, quote
+from lodger.errors import ConnectionFailed, LodgerError, StateFailed
+from lodger.inventory import Host
+
+_PATIENCE = 7200.0  # seconds: the longest stop, start and smoke of a worker, for three who are first
+_POLL = 5.0
+
+Waiting = Callable[[str], None]
+"""Called with whom is waited for, again and again; raises to give up."""
+
+
+class Turns:
+    """The turns of one run: in one pool at a time.
+
+    ``own`` is the run's connection to its host, ``routers`` pool -> host of its router, to which ``connect`` opens another. A
+    pool without a router has no lock; of one whose router's host cannot be reached ``note`` is told that it has none now.
+    """
+
+    def __init__(
+        self,
+        me: lock.Owner,
+        own: Transport,
+        routers: Mapping[str, Host],
+        connect: Callable[[Host], Transport],
+        note: Callable[[str], None],
+        *,
+        break_lock: bool = False,
+        poll: float = _POLL,
+        patience: float = _PATIENCE,
+    ) -> None:
+        self._me, self._own, self._routers, self._connect, self._note = me, own, routers, connect, note
+        self._break_lock, self._poll, self._patience = break_lock, poll, patience
+        self._held, self._owner = "", ""
+        self._transports: dict[str, Transport | None] = {}
+        self._done = threading.Event()
+
+    def take(self, pool: str, waiting: Waiting) -> None:
+        """Wait until no other run has its turn in ``pool``; raise StateFailed when that takes too long."""
+        if pool == self._held:
+            return
+        self.give_back()
+        transport = self._transport(pool)
+        if transport is None:
+            return
+        path, end = paths.pool_lock(pool), time.monotonic() + self._patience
+        while not self._reached(transport, pool, path):
+            waiting(f"{self._owner} in pool {pool}")
+            if time.monotonic() > end:
+                raise StateFailed(f"{self._owner} has its turn in pool {pool} for too long", hint="look what that run does")
+            time.sleep(self._poll)
+        if self._transports[pool] is None:
+            return
+        self._held, self._done = pool, threading.Event()
+        args = (transport, path, self._done)
+        threading.Thread(target=self._renew, args=args, name=f"lock-{pool}", daemon=True).start()
+
+    def give_back(self) -> None:
+        """Let others have their turn; over a dead connection the lock expires by itself."""
+        if not self._held:
+            return
+        transport, path, self._held = self._transports[self._held], paths.pool_lock(self._held), ""
+        self._done.set()
+        if transport is not None:
+            with contextlib.suppress(LodgerError):
+                transport.run(Command(lock.release_script(self._me, path), why="give the pool's turn back"))
+
+    def _transport(self, pool: str) -> Transport | None:
+        """Return the connection to the host of the pool's router, None where it has none or cannot be reached."""
+        host = self._routers.get(pool)
+        if host is not None and pool not in self._transports:
+            try:
+                self._transports[pool] = self._own if host.name == self._own.host else self._connect(host)
+            except ConnectionFailed as error:
+                self._none(pool, host, str(error))
+        return self._transports.get(pool)
+
+    def _none(self, pool: str, host: Host, why: str) -> None:
+        self._transports[pool] = None
+        self._note(f"nobody else is kept out of pool {pool} meanwhile: its lock is on {host.name} ({why})")
+
+    def _reached(self, transport: Transport, pool: str, path: str) -> bool:
+        """Take the lock if that may be; without it when the host of the router is lost. The own one is connected to again."""
+        try:
+            return self._taken(transport, pool, path)
+        except ConnectionFailed as error:
+            if transport is self._own:
+                raise
+            self._none(pool, self._routers[pool], str(error))
+            return True
+
+    def _taken(self, transport: Transport, pool: str, path: str) -> bool:
+        """Take the lock if nobody has it, or over where the rules allow it; say in ``_owner`` who has it."""
+        host = self._routers[pool]
+        fact = lock.attempt(self._me, path)
+        # On another machine than the one that is meant nothing is written, not even a lock.
+        guard = f'[ "$(cat /etc/machine-id)" = {quote([host.machine_id or "unknown"])} ] || exit 0\n'
+        command = facts.command([fact])
+        said = transport.run(replace(command, script=guard + command.script, why="take the pool's turn")).check(host.name)
+        if fact not in (read := facts.parse(said.stdout, host.name)):
+            self._none(pool, host, "it is another machine than the recorded one")
+            return True
+        held = read[fact]
+        if held.taken:
+            return True
+        if held.failure:
+            raise StateFailed(f"the turn in pool {pool} cannot be taken on {host.name}", cause=held.failure)
+        self._owner = str(held.owner) if held.owner else "somebody who wrote no name"
+        verdict = lock.judge(held, self._me, lock.process_start(held.owner.pid) if held.owner else 0)
+        if verdict is lock.Verdict.ORPHAN or (verdict is lock.Verdict.EXPIRED and self._break_lock):
+            self._note(f"taking over the turn of {self._owner} in pool {pool} ({verdict.value})")
+            return transport.run(lock.take_over(held, self._me, path)).code == 0
+        if verdict is lock.Verdict.EXPIRED:
+            hint = "its owner is silent for longer than it may be; --break-lock takes over"
+            raise StateFailed(f"another run has its turn in pool {pool}", cause=self._owner, hint=hint)
+        return False
+
+    def _renew(self, transport: Transport, path: str, done: threading.Event) -> None:
+        while not done.wait(lock.RENEWAL):
+            with contextlib.suppress(LodgerError):  # the connection of another host may be gone: then it expires
+                transport.run(lock.renew(self._me, path))
