@@ -208,7 +208,7 @@ get() {
 # serves for many files; one of HTTP/2 would serve for all at once, and be slow far away. What fails here is left to `get`.
 sweep() {
     largest=$(cut -f 2 "$home/files" | sort -n | tail -n 1) number=0
-    while IFS=$tab read -r key size hash path url others; do
+    while IFS=$tab read -r key size hash path url _; do
         number=$((number + 1))
         if [ -f "$key.ok" ]; then
             say "done" $number
@@ -217,7 +217,8 @@ sweep() {
         fi
     done < "$home/files" | (
         ulimit -f $((largest / 512 + 128))
-        ask --http1.1 --parallel --parallel-max $lanes -w '%{filename_effective}\n' 2> "$home/said"
+        # shellcheck disable=SC2069  # told on standard error, which no buffer holds back
+        ask --no-show-error --http1.1 --parallel --parallel-max $lanes -w '%{stderr}%{filename_effective}\n' 2>&1 > /dev/null
     )
 }
 
