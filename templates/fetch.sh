@@ -48,11 +48,11 @@ LINE
     kind=${hash%%:*} part=$key.part
 }
 
-# Set got to the hash of a file ($2) as a hub of this kind ($1) reckons it. Others on this machine go first.
+# Set got to the hash of a file ($2) as a hub of this kind ($1) reckons it.
 hash_of() {
     case $1 in
     git) got=$({ printf 'blob %s\0' "$(size_of "$2")"; cat -- "$2"; } | sha1sum) ;;
-    *) got=$(if command -v openssl > /dev/null; then exec nice openssl dgst -sha256 -r; else exec nice sha256sum; fi < "$2") ;;
+    *) got=$(if command -v openssl > /dev/null; then exec openssl dgst -sha256 -r; else exec sha256sum; fi < "$2") ;;
     esac
     got=${got%% *}
 }
@@ -291,9 +291,10 @@ flock -n 8 || { say wait 0 "another fetch of this host is at work"; flock 8; }
 sed '1,/^$/d' "$plan" > "$home/files"
 find . -maxdepth 1 \( -name '*.kept' -o -name '*.bad' \) -delete
 
+# Hashing what is there already takes all the processors it gets, so others go first; what comes in is hashed no faster than it comes.
 while IFS=$tab read -r key size hash path urls; do
     [ "$rehash" = no ] && [ ! -e "$target/$path" ] && [ ! -L "$target/$path" ] || echo "$key"
-done < "$home/files" | xargs -r -P $lanes -n 1 sh "$0" "$home" check
+done < "$home/files" | xargs -r -P $lanes -n 1 nice sh "$0" "$home" check
 checked=$?
 if [ "$rehash" = yes ]; then
     if [ $checked != 0 ]; then
