@@ -229,11 +229,18 @@ place() {
             - "$home/files" >> adopted && sync adopted || fail "the files could not be written to the disk"
     # While this is there, what is in place is of two revisions, as far as anybody knows: no deploy takes it.
     : > placing && sync placing || fail "the files could not be written to the disk"
-    while IFS=$tab read -r key size hash path urls; do
-        [ ! -f "$key.kept" ] || continue
-        case $path in */*) inside "$path" && mkdir -p -- "$target/${path%/*}" ;; esac &&
-            (enter "$path" && exec mv -fT -- "$stage/$key.ok" "${path##*/}") || fail "$path could not be put in place"
-    done < "$home/files"
+    (
+        here=
+        while IFS=$tab read -r key size hash path urls; do
+            [ ! -f "$stage/$key.kept" ] || continue
+            folder=/${path%"${path##*/}"}
+            if [ "$folder" != "$here" ]; then
+                inside "$path" && mkdir -p -- "$target$folder" && enter "$path" || fail "$path could not be put in place"
+                here=$folder
+            fi
+            mv -fT -- "$stage/$key.ok" "${path##*/}" || fail "$path could not be put in place"
+        done < "$home/files"
+    ) || exit 1
     # What an earlier fetch brought, and nobody changed since, goes when it is no longer part of the model.
     if [ -f manifest ]; then
         cut -f 4 "$home/files" > paths
