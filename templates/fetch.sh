@@ -48,11 +48,11 @@ LINE
     kind=${hash%%:*} part=$key.part
 }
 
-# Set got to the hash of a file ($2) as a hub of this kind ($1) reckons it. Others on this machine go first.
+# Set got to the hash of a file ($2) as a hub of this kind ($1) reckons it.
 hash_of() {
     case $1 in
     git) got=$({ printf 'blob %s\0' "$(size_of "$2")"; cat -- "$2"; } | sha1sum) ;;
-    *) got=$(if command -v openssl > /dev/null; then exec nice openssl dgst -sha256 -r; else exec nice sha256sum; fi < "$2") ;;
+    *) got=$(if command -v openssl > /dev/null; then exec openssl dgst -sha256 -r; else exec sha256sum; fi < "$2") ;;
     esac
     got=${got%% *}
 }
@@ -208,7 +208,7 @@ get() {
 # serves for many files; one of HTTP/2 would serve for all at once, and be slow far away. What fails here is left to `get`.
 sweep() {
     largest=$(cut -f 2 "$home/files" | sort -n | tail -n 1) number=0
-    while IFS=$tab read -r key size hash path url others; do
+    while IFS=$tab read -r key size hash path url _; do
         number=$((number + 1))
         if [ -f "$key.ok" ]; then
             say "done" $number
@@ -217,7 +217,8 @@ sweep() {
         fi
     done < "$home/files" | (
         ulimit -f $((largest / 512 + 128))
-        ask --http1.1 --parallel --parallel-max $lanes -w '%{filename_effective}\n' 2> "$home/said"
+        # shellcheck disable=SC2069  # told on standard error, which no buffer holds back
+        ask --no-show-error --http1.1 --parallel --parallel-max $lanes -w '%{stderr}%{filename_effective}\n' 2>&1 > /dev/null
     )
 }
 
@@ -228,11 +229,18 @@ place() {
             - "$home/files" >> adopted && sync adopted || fail "the files could not be written to the disk"
     # While this is there, what is in place is of two revisions, as far as anybody knows: no deploy takes it.
     : > placing && sync placing || fail "the files could not be written to the disk"
-    while IFS=$tab read -r key size hash path urls; do
-        [ ! -f "$key.kept" ] || continue
-        case $path in */*) inside "$path" && mkdir -p -- "$target/${path%/*}" ;; esac &&
-            (enter "$path" && exec mv -fT -- "$stage/$key.ok" "${path##*/}") || fail "$path could not be put in place"
-    done < "$home/files"
+    (
+        here=
+        while IFS=$tab read -r key size hash path urls; do
+            [ ! -f "$stage/$key.kept" ] || continue
+            folder=/${path%"${path##*/}"}
+            if [ "$folder" != "$here" ]; then
+                inside "$path" && mkdir -p -- "$target$folder" && enter "$path" || fail "$path could not be put in place"
+                here=$folder
+            fi
+            mv -fT -- "$stage/$key.ok" "${path##*/}" || fail "$path could not be put in place"
+        done < "$home/files"
+    ) || exit 1
     # What an earlier fetch brought, and nobody changed since, goes when it is no longer part of the model.
     if [ -f manifest ]; then
         cut -f 4 "$home/files" > paths
@@ -290,9 +298,10 @@ flock -n 8 || { say wait 0 "another fetch of this host is at work"; flock 8; }
 sed '1,/^$/d' "$plan" > "$home/files"
 find . -maxdepth 1 \( -name '*.kept' -o -name '*.bad' \) -delete
 
+# Hashing what is there already takes all the processors it gets, so others go first; what comes in is hashed no faster than it comes.
 while IFS=$tab read -r key size hash path urls; do
     [ "$rehash" = no ] && [ ! -e "$target/$path" ] && [ ! -L "$target/$path" ] || echo "$key"
-done < "$home/files" | xargs -r -P $lanes -n 1 sh "$0" "$home" check
+done < "$home/files" | xargs -r -P $lanes -n 1 nice sh "$0" "$home" check
 checked=$?
 if [ "$rehash" = yes ]; then
     if [ $checked != 0 ]; then

@@ -44,6 +44,7 @@ dir=$target; while [ ! -d "$dir" ]; do dir=$(dirname "$dir"); done
 df -Pk "$dir" | awk 'NR == 2 {{print $4}}'
 [ -d "$target" ] || exit 0
 find "$target" -mindepth 1 -path "$target/{OWN}" -prune -o -printf 'file\\t%y\\t%s\\t%T@\\t%P\\n'
+stat --printf 'own\\t%u %a %F\\n' "$target/{OWN}" 2> /dev/null
 [ ! -d "$target/{OWN}" ] || find "$target/{OWN}" -maxdepth 1 {_HALF} -printf 'half\\t%s\\t%f\\n'"""
     busy = f"""case $(systemctl is-active {unit(model.name)}) in active | activating | deactivating) ;; *) exit 0 ;; esac
 sed -n 's/^#id\\t//p' {HOME}/{model.name}/plan"""

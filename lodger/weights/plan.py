@@ -14,6 +14,7 @@ from lodger.weights.hub import Hash, HubError, Listed, Listing
 
 OWN = ".lodger"
 """Folder inside a model's folder with what is half there, the lock and the manifest; nothing else of ours stands there."""
+_OWNED = ("0 700 directory", "0 2700 directory")  # as the host's script makes it, in a folder of the set-group-ID kind too
 _LAST = "config.json"  # put in place last: a folder without it is no model
 
 
@@ -227,13 +228,17 @@ def parse_manifest(text: str) -> Manifest | None:
 
 @dataclass(frozen=True)
 class Found:
-    """A model's folder as it stands: path -> (kind as find's %y, size, last change in s); what is half there, by key."""
+    """A model's folder as it stands: path -> (kind as find's %y, size, last change in s); what is half there, by key.
+
+    ``own`` is who owns our folder in it, with its mode and kind, "" where there is none.
+    """
 
     real: str
     real_root: str
     files: Mapping[str, tuple[str, int, int]]
     half: Mapping[str, int]
     free: int
+    own: str = ""
 
 
 def parse_found(text: str) -> Found:
@@ -241,6 +246,7 @@ def parse_found(text: str) -> Found:
     real, real_root, free, *lines = text.split("\n")
     files: dict[str, tuple[str, int, int]] = {}
     half: dict[str, int] = {}
+    own = ""
     for line in lines:
         what, *fields = line.split("\t", 4)
         if what == "file" and len(fields) == 4:
@@ -248,7 +254,9 @@ def parse_found(text: str) -> Found:
             files[path] = (kind, int(size), int(changed.partition(".")[0]))
         elif what == "half" and len(fields) == 2:
             half[fields[1]] = int(fields[0])
-    return Found(real, real_root, files, half, int(free) * 1024)
+        elif what == "own":
+            own = fields[0]
+    return Found(real, real_root, files, half, int(free) * 1024, own)
 
 
 def complete(manifest: Manifest, found: Found) -> bool:
@@ -280,6 +288,12 @@ def refuse(plan: Plan, manifest: Manifest | None, found: Found, *, overwrite: bo
             f"{plan.target} is reached through a symbolic link",
             cause=f"it leads to {found.real}",
             hint="name the folder itself as `directory:` below `models_dir:`",
+        )
+    if found.own not in {"", *_OWNED}:
+        raise Refused(
+            f"{plan.target}/{OWN} is there, and not ours",
+            cause=f"whoever made it could have us write elsewhere: owner and mode are {found.own}, not {_OWNED[0]}",
+            hint="move it away, then run this again",
         )
     for file in plan.files:
         parents = [file.path[:at] for at, letter in enumerate(file.path) if letter == "/"]

@@ -240,18 +240,22 @@ def test_another_hub_goes_on_with_what_the_first_one_gave(bench: Bench) -> None:
     assert bench.sent("huggingface") >= sum(file["size"] for file in SMALL.values())
 
 
-def test_whoever_waits_for_the_lock_waits_for_the_end(bench: Bench) -> None:
-    what = bench.plan()
-    bench.faults({"kind": "slow", "rate": 4 * SIZE})
+def test_what_came_is_verified_while_the_rest_comes_and_the_lock_is_held_until_the_end(bench: Bench) -> None:
+    what, late = bench.plan(), next(iter(LARGE))
+    bench.faults({"kind": "slow", "path": late, "rate": 200_000})
     fetch = threading.Thread(target=bench.run, args=(what,))
     fetch.start()
-    while not bench.sent():
+    log, end = bench.home / "log", time.monotonic() + 30
+    while not log.exists() or "done\t" not in log.read_text():
+        assert time.monotonic() < end
         time.sleep(0.02)
+    assert bench.world.sent[late] < LARGE[late]["size"]
     waited = subprocess.run(
-        ["flock", "-s", "-w", "30", bench.home / "lock", "tail", "-n", "1", bench.home / "log"], capture_output=True, check=True
+        ["flock", "-s", "-w", "30", bench.home / "lock", "tail", "-n", "1", log], capture_output=True, check=True
     )
     assert waited.stdout == b"end\t0\tok\n"
     fetch.join()
+    assert bench.wrong() == []
 
 
 # ---------------------------------------------------------------- a folder that is somebody else's
@@ -301,7 +305,7 @@ def test_a_link_that_is_put_in_place_while_we_work_leads_nowhere(bench: Bench, c
     elsewhere, name = bench.models / "elsewhere", SWAPPED[case]
     elsewhere.mkdir(parents=True, mode=0o700)
     swap = f'rmdir "{bench.target}/{name}" && ln -s "{elsewhere}" "{bench.target}/{name}"'
-    bench.program("mkdir", f'$real "$@" || exit; for last; do :; done; case $last in */"{name}") {swap} ;; esac')
+    bench.program("mkdir", f'$real "$@" || exit; for last; do :; done; case ${{last%/}} in */"{name}") {swap} ;; esac')
     log = bench.run()
     assert log[-1].startswith("end\t0\t") and log[-1] != "end\t0\tok", log  # noqa: PT018
     assert list(elsewhere.iterdir()) == []

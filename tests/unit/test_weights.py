@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
+import os
 import socketserver
 import subprocess
 import threading
@@ -376,7 +378,7 @@ def test_a_folder_is_read_from_the_host_as_it_is(tmp_path: Path) -> None:
     (folder / "sub").mkdir(parents=True)
     (folder / "sub" / "a b").write_text("12345")
     (folder / "link").symlink_to("/etc/passwd")
-    (folder / ".lodger").mkdir()
+    (folder / ".lodger").mkdir(mode=0o755)
     (folder / ".lodger" / "k.part").write_text("123")
     (folder / ".lodger" / "manifest").write_text(f"#commit\t{COMMIT}\n#revision\t-\nsha256:{SHA}\t5\t1000\ta\n")
     one = host.reading(str(root), Model(directory="M", source=REPO))
@@ -386,6 +388,7 @@ def test_a_folder_is_read_from_the_host_as_it_is(tmp_path: Path) -> None:
     assert {path: kind for path, (kind, _, _) in read.files.items()} == {"sub": "d", "sub/a b": "f", "link": "l"}
     assert read.files["sub/a b"] == ("f", 5, int((folder / "sub" / "a b").stat().st_mtime))
     assert read.half == {"k.part": 3}
+    assert read.own == f"{os.getuid()} 755 directory"
     assert plan.strangers(["sub/a b"], read) == ["link"]
     written = subprocess.run(["sh", "-c", one.manifest.snippet], capture_output=True, text=True, check=True).stdout
     assert one.manifest.parse(written) == MANIFEST
@@ -437,6 +440,16 @@ def test_what_a_fetch_of_ours_left_may_be_replaced_and_what_else_differs_when_as
     plan.refuse(one, MANIFEST, theirs, overwrite=True)
     with pytest.raises(Refused):
         plan.refuse(one, MANIFEST, theirs, overwrite=False)
+
+
+@pytest.mark.parametrize(
+    ("own", "refused"),
+    [("", False), ("0 700 directory", False), ("0 2700 directory", False), ("1000 700 directory", True), ("0 755 directory", True),
+     ("0 777 symbolic link", True)],
+)  # fmt: skip
+def test_a_folder_of_our_name_that_is_not_ours_is_refused(own: str, refused: bool) -> None:
+    with pytest.raises(Refused, match="not ours") if refused else contextlib.nullcontext():
+        plan.refuse(a_plan(), None, replace(found(), own=own), overwrite=True)
 
 
 def test_a_folder_behind_a_link_is_refused() -> None:
