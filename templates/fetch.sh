@@ -281,8 +281,8 @@ trap 'fail "it was stopped; what is there is kept"' TERM INT
 say begin 0 "$(value id)"
 if [ "$share" != - ]; then
     export no_proxy='*' # the host that serves us is our neighbour, and the address a secret between the two
-    # It stops when it hears nothing for long.
-    ( while sleep 30; do printf 'url = "%s/"\n' "$share" | curl --config - -s -m 10 -o /dev/null; done ) 7>&- &
+    # It stops when it hears nothing for long, and we when nobody fetches any more.
+    ( while sleep 30 && kill -0 $$; do printf 'url = "%s/"\n' "$share" | curl --config - -s -m 10 -o /dev/null; done ) 7>&- &
     pinger=$!
 fi
 inside .lodger || fail "$target is reached through a symbolic link"
