@@ -21,7 +21,7 @@ Due = Callable[[Facts], bool]
 class Keyring:
     """The key that a pool asks for: the file of the ``header`` that curl on this host sends ("" for none).
 
-    ``mark`` is that of the key which the host is to have after this command, "" where no command changes it.
+    ``mark`` is that of the key which the worker or router asks for once this command is done, "" for none.
     """
 
     header: str = ""
