@@ -89,8 +89,8 @@ class Place:
         return [seat for seat in (*self.seats, *self.former) if seat.worker in (read[self.rotation][seat.router] or {})]
 
     def healthy(self, read: Facts) -> list[Seat]:
-        """Return the seats at which it gets requests."""
-        return [seat for seat in self.seats if (read[self.rotation][seat.router] or {}).get(seat.worker)]
+        """Return the seats at which it gets requests, former ones too."""
+        return [seat for seat in (*self.seats, *self.former) if (read[self.rotation][seat.router] or {}).get(seat.worker)]
 
     def answering(self, read: Facts) -> list[Seat]:
         """Return the seats at routers that answer, and to us."""
@@ -170,8 +170,8 @@ class WorkerDrained(ServiceState):
 
     def undone(self, before: Facts, now: Facts) -> str:
         """Return which router does not send it requests as before."""
-        answering = self._place.answering(now)
-        gone = [s for s in self._place.healthy(before) if s in answering and s not in self._place.healthy(now)]
+        answering = {seat.router for seat in self._place.answering(now)}
+        gone = [s for s in self._place.healthy(before) if s.router in answering and s not in self._place.healthy(now)]
         return f"{gone[0].router} does not send it requests again" if gone else ""
 
 

@@ -164,6 +164,8 @@ def test_a_worker_that_is_reached_elsewhere_now_leaves_from_where_it_was() -> No
     assert scripts(state.act(seen(IN, place=place))).count("DELETE") == 2
     undo = scripts(state.undo(seen(IN, place=place), seen(OUT, place=place)))
     assert [undo.count(f'{{"url": "{seat.worker}"}}') for seat in SEATS] == [1, 1]
+    assert state.undone(seen(IN, place=place), seen(OUT, place=place)) == f"{ROUTER} does not send it requests again"
+    assert state.undone(seen(IN, place=place), seen(IN, place=place)) == ""
     only = {ROUTER: {"http://node1:30000": True}, STANDBY: {OWN: True}}
     assert "there will be no answers" in state.missing(seen(only, place=place)), "it is not somebody else by its former name"
 
