@@ -63,12 +63,13 @@ def test_what_is_kept_on_a_host_but_is_no_record_is_neither_read_nor_in_the_way(
 
     done = site.well("deploy", "--host", "node1", "--json").one
 
-    assert done["changed"] == ["release_staged"]
+    assert done["changed"] == ["release_staged", "old_releases_pruned"]
+    assert deployed.exec("ls -d /etc/lodger", check=False).stdout == "", "a key that no release asks for is not kept"
     events = (site.journal / done["journal"] / "events.jsonl").read_bytes()
     told = [header.encode()[start:] for start in range(3)]
     assert not any(base64.b64encode(part)[4:24] in events for part in told), "a key in base64 is a key"
     assert deployed.exec("find /var/lib/lodger/journal -perm /o+rx").stdout == "", "what is read of a host is root's to see"
-    deployed.exec("systemctl stop lodger-fetch-next; rm -r /var/lib/lodger/driver /etc/lodger/keys")
+    deployed.exec("systemctl stop lodger-fetch-next; rm -r /var/lib/lodger/driver")
 
 
 def test_a_plan_changes_nothing_and_takes_no_lock(deployed: Twin, site: Site) -> None:
