@@ -15,6 +15,7 @@ from lab.lab import Lab
 from lab.run import wait_until
 from lab.twin import Twin
 from lab.world import SERVICE
+from lodger import journal
 from tests.lab.crash.scenarios import driver_upgrade
 from tests.lab.site import Ran, Site, loaded_driver, serves
 
@@ -118,6 +119,9 @@ def test_our_worker_is_drained_and_serves_again_on_the_new_driver(lab: Lab, site
     assert judge.difference(before, judge.snapshot(twin), expected=scenario.expected, restarted=scenario.restarted) == []
     ours = [f"{name}(a)" for name in ("worker_leaving", "worker_resumed", "smoke_passed", "worker_returned")]
     assert {"service_stopped(worker-a)", *ours} <= set(done["changed"])
+    events = journal.read(site.journal / done["journal"] / "events.jsonl")
+    asked = {Path(file).name for event in events if event["event"] == "witness" for file in event["files"]}
+    assert asked >= {"test_stopped.py", "test_driver.py", "test_resumed.py", "test_worker.py"}
 
 
 def test_a_worker_that_the_driver_cannot_run_is_found_last_and_everything_is_undone(lab: Lab, site: Site) -> None:
