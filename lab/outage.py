@@ -21,7 +21,8 @@ from lab.twin import Twin
 from lodger import inventory
 
 WARM = 4.0  # seconds of load before anything happens, so that every conversation has a worker that knows it
-SHARE = 10.0  # seconds over which a returned worker's share is counted
+SHARE = 10.0  # seconds, at least, over which a returned worker's share is counted
+_ENOUGH = 4  # requests of each client that make a share worth counting; a busy machine takes longer for them
 _TOKENS = 800  # of an answer: long enough that something is always in flight
 _PAUSE = 0.05
 
@@ -63,8 +64,8 @@ class WorkerLoss:
     """What the death of one worker came to.
 
     ``in_flight`` is what it was working on when it was killed, ``failed_later`` counts what failed although it was asked when
-    the worker was dead already. ``share`` is its part of the requests in the first seconds after it was back, ``even`` the
-    part that it would have if all had the same, ``slowest`` the longest whole answer: one that was sent to the dead first.
+    the worker was dead already. ``share`` is its part of the requests in the first ``counted`` seconds after it was back,
+    ``even`` the part that it would have if all had the same, ``slowest`` the longest whole answer: one sent to the dead first.
     """
 
     total: int
@@ -75,6 +76,7 @@ class WorkerLoss:
     down_for: float
     back_after: float
     share: float
+    counted: float
     even: float
     slowest: float
     load: Report
@@ -87,7 +89,7 @@ class WorkerLoss:
                 f"{self.failed_later} of the failed were asked after it was dead",
                 f"out of rotation after {self.out_after:.1f} s",
                 f"ready again after {self.down_for:.1f} s, back in rotation {self.back_after:.1f} s later",
-                f"then {self.share:.0%} of all requests in {SHARE:.0f} s went to it; an even share is {self.even:.0%}",
+                f"then {self.share:.0%} of all requests in {self.counted:.0f} s went to it; an even share is {self.even:.0%}",
                 f"the slowest whole answer took {self.slowest:.1f} s",
                 *str(self.load).splitlines()[1:],
             ]
@@ -140,10 +142,14 @@ def kill_worker(front: Front, victim: Member, clients: int = 16) -> WorkerLoss:
         _until(lambda: front.healthy().get(victim.member, False), f"{front.url} takes {victim.member} back", 120)
         back = time.monotonic()
         before = front.sent()
+
+        def new() -> dict[str, int]:
+            return {url: count - before.get(url, 0) for url, count in front.sent().items()}
+
         time.sleep(SHARE)
-        after = front.sent()
+        _until(lambda: sum(new().values()) >= _ENOUGH * clients, "enough new requests", 60)
+        after, counted = new(), time.monotonic() - back
     report = load.report()
-    new = {url: count - before.get(url, 0) for url, count in after.items()}
     return WorkerLoss(
         total=len(report.answers),
         failed=len(report.failed),
@@ -152,7 +158,8 @@ def kill_worker(front: Front, victim: Member, clients: int = 16) -> WorkerLoss:
         out_after=out - killed,
         down_for=ready - killed,
         back_after=back - ready,
-        share=new.get(victim.member, 0) / max(1, sum(new.values())),
+        share=after.get(victim.member, 0) / max(1, sum(after.values())),
+        counted=counted,
         even=1 / len(after),
         slowest=max((answer.ended - answer.began for answer in report.answers if not answer.trouble), default=0.0),
         load=report,

@@ -10,11 +10,13 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from lab import faults
 from lab.engine.sglang import gpu
+from lab.engine.sglang.control import REREAD_SECONDS
 
 from .engine_lab import RTX3090, Engine, Lab, filler, free_port, replace_option, running_lab, wait_for
 from .test_reply import WEATHER, png
@@ -44,6 +46,12 @@ def ended(engine: Engine, code: int, *words: str) -> None:
         found = engine.log.find(word, at)
         assert found >= 0, f"{word!r} is not in its place in:\n{engine.log[-3000:]}"
         at = found
+
+
+def set_fault(folder: Path, name: str, **values: Any) -> None:
+    """Switch a fault on, and return when every engine must have read it: at this clock a prompt takes less than a look at it."""
+    faults.set_fault(folder, name, **values)
+    time.sleep(3 * REREAD_SECONDS)
 
 
 def survives_long(engine: Engine) -> bool:
@@ -278,7 +286,7 @@ def test_a_built_in_head_is_alive_without_a_draft_model(lab: Lab) -> None:
 def test_a_full_queue_is_refused_with_503(lab: Lab) -> None:
     options = lab.seed_options() + " --max-running-requests 1 --max-queued-requests 1"
     engine = lab.start(options).ready()
-    faults.set_fault(lab.control, "slow", factor=500)
+    set_fault(lab.control, "slow", factor=500)
     body = json.dumps({"messages": [{"role": "user", "content": "Explain"}], "stream": True, "max_tokens": 2000}).encode()
     head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
     sent = head + b"Content-Length: %d\r\n\r\n%b" % (len(body), body)
@@ -331,32 +339,32 @@ def start(lab: Lab) -> Engine:
 
 
 def crash_at_start(lab: Lab) -> None:
-    faults.set_fault(lab.control, "crash_at_start", message="ImportError: no luck today")
+    set_fault(lab.control, "crash_at_start", message="ImportError: no luck today")
     ended(start(lab), 1, "Traceback", "ImportError: no luck today")
 
 
 def cuda_mismatch(lab: Lab) -> None:
-    faults.set_fault(lab.control, "cuda_mismatch")
+    set_fault(lab.control, "cuda_mismatch")
     ended(start(lab), 1, "Error 803", "RuntimeError: No accelerator")
 
 
 def weights_corrupted(lab: Lab) -> None:
-    faults.set_fault(lab.control, "weights_corrupted")
+    set_fault(lab.control, "weights_corrupted")
     ended(start(lab), -9, "SafetensorError", "Received sigquit")
 
 
 def oom_at_start(lab: Lab) -> None:
-    faults.set_fault(lab.control, "oom_at_start")
+    set_fault(lab.control, "oom_at_start")
     ended(start(lab), -9, "torch.OutOfMemoryError", "Received sigquit")
 
 
 def graph_capture_assert(lab: Lab) -> None:
-    faults.set_fault(lab.control, "graph_capture_assert")
+    set_fault(lab.control, "graph_capture_assert")
     ended(start(lab), -9, "INTERNAL ASSERT FAILED", "markCaptureEnd", "Received sigquit")
 
 
 def slow_load(lab: Lab) -> None:
-    faults.set_fault(lab.control, "slow_load", factor=400)
+    set_fault(lab.control, "slow_load", factor=400)
     engine = start(lab)
     wait_for(lambda: "Multi-thread loading shards:   0%" in engine.log, "it loads")
     time.sleep(1.0)
@@ -364,7 +372,7 @@ def slow_load(lab: Lab) -> None:
 
 
 def never_healthy(lab: Lab) -> None:
-    faults.set_fault(lab.control, "never_healthy")
+    set_fault(lab.control, "never_healthy")
     engine = start(lab)
     wait_for(lambda: "fired up" in engine.log, "it is fired up")
     assert engine.get("/health")[0] == 503
@@ -375,7 +383,7 @@ def never_healthy(lab: Lab) -> None:
 
 def oom_at_long_request(lab: Lab) -> None:
     engine = start(lab).ready()
-    faults.set_fault(lab.control, "oom_at_long_request", tokens=10_000)
+    set_fault(lab.control, "oom_at_long_request", tokens=10_000)
     engine.content(filler("short", 8_000))
     assert not survives_long(engine)
     ended(engine, -9, "torch.OutOfMemoryError", "SIGQUIT received.")
@@ -383,19 +391,19 @@ def oom_at_long_request(lab: Lab) -> None:
 
 def crash(lab: Lab) -> None:
     engine = start(lab).ready()
-    faults.set_fault(lab.control, "crash", message="RuntimeError: CUDA error: unspecified launch failure")
+    set_fault(lab.control, "crash", message="RuntimeError: CUDA error: unspecified launch failure")
     ended(engine, -9, "Scheduler hit an exception", "unspecified launch failure", "SIGQUIT received.")
 
 
 def killed_scheduler(lab: Lab) -> None:
     engine = start(lab).ready()
-    faults.set_fault(lab.control, "killed_scheduler")
+    set_fault(lab.control, "killed_scheduler")
     ended(engine, -9, "Subprocess scheduler_0 (pid=", "crashed with exit code -9", "SIGQUIT received.", "Sleeping 5 seconds")
 
 
 def hung_scheduler(lab: Lab) -> None:
     engine = start(lab).ready()
-    faults.set_fault(lab.control, "hung_scheduler")
+    set_fault(lab.control, "hung_scheduler")
     wait_for(lambda: engine.get("/health")[0] == 503, "/health says 503")
     assert engine.get("/metrics")[0] == 200
     assert engine.get("/model_info")[0] == 200
@@ -407,7 +415,7 @@ def hung_scheduler(lab: Lab) -> None:
 def dead_draft(lab: Lab) -> None:
     engine = start(lab).ready()
     assert accept_length(engine) > 1.9
-    faults.set_fault(lab.control, "dead_draft")
+    set_fault(lab.control, "dead_draft")
     wait_for(
         lambda: (engine.chat("Explain more", max_tokens=200), engine.metric("sglang:spec_accept_length") or 9)[1] < 1.1,
         "it is dead",
@@ -417,7 +425,7 @@ def dead_draft(lab: Lab) -> None:
 
 def garbage(lab: Lab) -> None:
     engine = start(lab).ready()
-    faults.set_fault(lab.control, "garbage")
+    set_fault(lab.control, "garbage")
     wait_for(lambda: "42" not in engine.content("What is 17+25?"), "answers are noise")
 
 
@@ -430,7 +438,7 @@ def slow(lab: Lab) -> None:
         return time.monotonic() - began
 
     usual = min(seconds() for _ in range(4))
-    faults.set_fault(lab.control, "slow", factor=200)
+    set_fault(lab.control, "slow", factor=200)
     time.sleep(0.2)
     assert seconds() > 4 * usual
 
@@ -452,15 +460,15 @@ def test_every_fault_is_acted_out_by_a_test() -> None:
 
 def test_a_fault_is_for_one_port_or_for_all(lab: Lab) -> None:
     port = free_port()
-    faults.set_fault(lab.control, "crash_at_start", port=port + 1)
+    set_fault(lab.control, "crash_at_start", port=port + 1)
     lab.start(lab.seed_options(), port).ready().kill()
-    faults.set_fault(lab.control, "crash_at_start", port=port)
+    set_fault(lab.control, "crash_at_start", port=port)
     ended(lab.start(lab.seed_options(), port), 1)
 
 
 def test_a_broken_file_of_faults_keeps_the_last_good_one(lab: Lab) -> None:
     engine = start(lab).ready()
-    faults.set_fault(lab.control, "never_healthy")
+    set_fault(lab.control, "never_healthy")
     wait_for(lambda: engine.get("/health")[0] == 503, "the fault is on")
     (lab.control / "faults.json").write_text("[{")
     wait_for(lambda: "[sim] cannot read" in engine.log, "it says so")
@@ -473,9 +481,9 @@ def test_a_broken_file_of_faults_keeps_the_last_good_one(lab: Lab) -> None:
 
 
 def test_switching_faults_on_and_off(tmp_path: Path) -> None:
-    faults.set_fault(tmp_path, "slow", port=1, factor=2)
-    faults.set_fault(tmp_path, "slow", port=1, factor=3)
-    faults.set_fault(tmp_path, "garbage")
+    set_fault(tmp_path, "slow", port=1, factor=2)
+    set_fault(tmp_path, "slow", port=1, factor=3)
+    set_fault(tmp_path, "garbage")
     assert faults.read(tmp_path) == [{"fault": "slow", "port": 1, "factor": 3}, {"fault": "garbage"}]
     assert faults.clear_fault(tmp_path, "slow") == 1
     assert faults.clear_fault(tmp_path) == 1
