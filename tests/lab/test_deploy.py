@@ -170,7 +170,7 @@ def test_only_the_newest_three_releases_are_kept(deployed: Twin, site: Site) -> 
 
 
 def test_a_crash_half_a_minute_after_each_start_ends_as_failed(deployed: Twin, site: Site) -> None:
-    site.pool(restart_delay_s=1, max_queued_requests=44)
+    site.pool(restart_delay_s=1, restart_burst=2, max_queued_requests=44)
     site.well("deploy", "--host", "node1")
     deployed.clock(1)
     try:

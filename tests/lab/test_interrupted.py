@@ -54,7 +54,8 @@ MOMENTS = {
 BEGUN = list(MOMENTS)[2:]
 
 
-@pytest.mark.parametrize("moment", MOMENTS)
+# `lab.crash --scenario deploy` strikes at all others.
+@pytest.mark.parametrize("moment", ["before anything", "after the neighbour stopped", "while the engine starts"])
 def test_a_killed_deploy_is_finished_by_the_next_one(moment: str, fresh: Fresh, site: Site) -> None:
     twin = fresh("node1")
     before = judge.snapshot(twin)

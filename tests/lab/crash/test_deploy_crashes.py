@@ -15,8 +15,6 @@ from tests.lab.site import Site
 @pytest.mark.parametrize(
     "point",
     [
-        Point("kill", "upload the release beside", "during"),
-        Point("kill", "note how qwen38-fp8-sglang stands", "after"),  # it is about to be stopped
         Point("drop", "stop qwen38-fp8-sglang", "during"),
         Point("power", "install lodger-worker-a.service", "after"),  # nothing runs yet
     ],

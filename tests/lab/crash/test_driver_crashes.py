@@ -16,7 +16,6 @@ from tests.lab.site import Site
     ("point", "worker"),
     [
         (Point("kill", "install driver", "during"), False),  # dpkg is at work
-        (Point("kill", "load driver", "after"), False),  # nobody is back
         (Point("kill", "start worker-a", "during"), True),  # all others are back
     ],
     ids=str,
