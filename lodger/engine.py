@@ -54,6 +54,11 @@ class Mark(enum.StrEnum):
     UNDONE = "undone"
     UNDO_FAILED = "undo failed"
 
+    @staticmethod
+    def of(error: LodgerError) -> Mark:
+        """Return what became of what ended with ``error``."""
+        return Mark.REFUSED if error.refusal else Mark.FAILED
+
 
 @dataclass(frozen=True)
 class Ledger:
@@ -262,7 +267,7 @@ class Engine:
             error.host = error.host or plan.host
             outcome.error = error
             if outcome.mark not in {Mark.FAILED, Mark.UNDO_FAILED}:
-                outcome.mark = Mark.REFUSED if error.refusal else Mark.FAILED
+                outcome.mark = Mark.of(error)
         except KeyboardInterrupt:
             outcome.error = StateFailed("the run was interrupted before it began", host=plan.host)
             outcome.mark = Mark.FAILED

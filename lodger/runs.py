@@ -99,7 +99,7 @@ def _one(fleet: Fleet, host: Host, plan: Plan, gates: Gates, report: _Report, br
             )
             return engine.run(plan)
     except LodgerError as error:
-        return Outcome(host.name, plan.runbook, Mark.REFUSED if error.refusal else Mark.FAILED, error=error, journal=log.run)
+        return Outcome(host.name, plan.runbook, Mark.of(error), error=error, journal=log.run)
     finally:
         log.close()
 
@@ -264,7 +264,7 @@ def _looking(host: Host, task: str, act: Callable[[Ssh, Outcome], None]) -> Outc
             outcome.round_trips = connection.round_trips
     except LodgerError as error:
         error.host = error.host or host.name
-        outcome.error, outcome.mark = error, Mark.REFUSED if error.refusal else Mark.FAILED
+        outcome.error, outcome.mark = error, Mark.of(error)
     outcome.seconds = time.monotonic() - start
     return outcome
 
@@ -359,7 +359,7 @@ def _fetch(
         )
     except LodgerError as error:
         error.host = error.host or host.name
-        outcome.error, outcome.mark = error, Mark.REFUSED if error.refusal else Mark.FAILED
+        outcome.error, outcome.mark = error, Mark.of(error)
     finally:
         outcome.seconds = time.monotonic() - start
         for state in outcome.states:
