@@ -3,7 +3,6 @@
 import json
 import re
 import time
-from collections.abc import Iterator
 
 import pytest
 
@@ -72,17 +71,14 @@ class Installed:
 
 
 @pytest.fixture(scope="module")
-def unit(lab: Lab) -> Iterator[Installed]:
-    lab.up()
-    lab.reset(["node1"])
+def unit(lab: Lab) -> Installed:
     fleet = inventory.load(lab.overlay)
     pool = fleet.pools["qwen38"].model_copy(update={"restart_delay_s": 1})
     hurried = fleet.model_copy(update={"pools": {"qwen38": pool}})
     release = render(hurried, hurried.hosts["node1"])
     twin = lab.twin("node1")
     twin.exec(f"docker stop -t 1 qwen38-fp8-sglang && docker pull -q {release.services[0].image}")
-    yield Installed(twin, release, pool.restart_burst)
-    lab.reset(["node1"])
+    return Installed(twin, release, pool.restart_burst)
 
 
 def test_stop_waits_for_running_answers_and_ends_as_inactive(unit: Installed) -> None:
@@ -91,6 +87,19 @@ def test_stop_waits_for_running_answers_and_ends_as_inactive(unit: Installed) ->
     assert unit.stop() >= DRAIN_S
     assert "drained" in unit.log()
     assert (unit.state(), unit.container()) == ("inactive", "")
+
+
+def test_stop_waits_for_a_compose_that_is_slow_to_see_its_container_end(unit: Installed) -> None:
+    """The signal that follows a stop made Compose panic, or end as interrupted, and an orderly stop end as failed."""
+    unit.run(SERVES)
+    unit.serving()
+    held = "p=$(systemctl show --value -p MainPID lodger-worker-a); c=$(pgrep -P $p); kill -STOP $p $c"
+    unit.twin.exec(f"{held}; systemctl stop --no-block {UNIT}")
+    wait_until(lambda: unit.container() == "", "the container ends", 30)
+    time.sleep(1)  # the stop that waited for it ends in far less
+    unit.twin.exec("pkill -CONT docker")
+    wait_until(lambda: unit.state() in ("inactive", "failed"), "the stop ends", 60)
+    assert unit.state() == "inactive"
 
 
 def test_stop_while_loading_does_not_wait(unit: Installed) -> None:

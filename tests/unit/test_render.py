@@ -329,13 +329,15 @@ def test_crash_loop_falls_into_one_interval_however_late_each_crash_comes(fleet:
 
 
 def test_unit_runs_compose_in_the_foreground_from_the_services_own_folder(fleet: Fleet) -> None:
-    read = unit(render(fleet, fleet.hosts["node1"]), "worker-a")
+    release = render(fleet, fleet.hosts["node1"])
+    read = unit(release, "worker-a")
     assert read["Service"]["ExecStart"] == (
         '/usr/bin/docker compose -p "lodger-worker-a" -f "/opt/lodger/services/worker-a/compose.yml" '
         'up --exit-code-from "engine" --no-color --no-log-prefix'
     )
     stop = '/usr/bin/docker compose -p "lodger-worker-a" -f "/opt/lodger/services/worker-a/compose.yml" stop'
-    assert (read["Service"]["ExecStop"], read["Service"]["ExecStopPost"]) == (stop, f"-{stop}")
+    assert read["Service"]["ExecStopPost"] == f"-{stop}"
+    assert f"\nExecStop={stop}\n" in content(release.files, "units/lodger-worker-a.service")
     assert read["Unit"]["Wants"] == "docker.service"
     assert "Requires" not in read["Unit"]
 
