@@ -11,33 +11,35 @@ import pytest
 from lab.lab import Lab
 from lab.run import CHECKOUT, locked
 from lab.twin import Twin
-from tests.lab.site import altered, others_deployed
-
-_made: list[Lab] = []
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _nothing_left() -> None:
-    """What a module before deployed would have a say in what this one deploys, and the driver it left would have this one refused."""
-    for made in _made:
-        if left := altered(made):
-            made.up()
-            made.reset(left)
+from tests.lab.site import others_deployed
 
 
 @pytest.fixture(scope="session")
-def lab() -> Iterator[Lab]:
-    """Twins of node1 and node2, as the checkout's own inventory describes them."""
+def _made() -> Iterator[tuple[Lab, set[str]]]:
+    """The process's lab, and which of its twins somebody may have used."""
     root = CHECKOUT / ".lab" / "tests" / os.environ.get("PYTEST_XDIST_WORKER", "one")
     with locked(root / "session.lock"):  # a second session waits for the first
         made = Lab(root, CHECKOUT / "hosts")
+        kept = {name for name, state in made.status().items() if state != "absent"}
         made.up()
-        _made.append(made)
         try:
-            yield made
+            yield made, kept
         finally:
             if os.environ.get("LAB_KEEP") != "1":
                 made.down()
+
+
+@pytest.fixture(scope="module")
+def lab(_made: tuple[Lab, set[str]]) -> Lab:
+    """Twins of node1 and node2 as the checkout's own inventory describes them, and as they were at first when a module begins.
+
+    What a module before left would have a say in it: a worker joins its pool, a driver half upgraded has it refused.
+    """
+    made, used = _made
+    made.up()
+    made.reset(used)
+    used.update(made.names)
+    return made
 
 
 @pytest.fixture

@@ -19,7 +19,6 @@ from lab import judge
 from lab.lab import Lab
 from lab.run import CHECKOUT
 from lab.twin import Twin
-from lodger import inventory
 
 Snapshot = judge.Snapshot
 
@@ -141,13 +140,6 @@ def loaded_driver(twin: Twin) -> str:
     """Return the version of the module in the kernel, nothing when there is none."""
     script = "sed -n 's/^NVRM version.*Kernel Module *\\([0-9.]*\\) .*/\\1/p' /proc/driver/nvidia/version"
     return twin.exec(script, check=False).stdout.strip()
-
-
-def altered(lab: Lab) -> list[str]:
-    """Return the hosts that are not as a reset leaves them: something of ours is there, or another driver than the declared one."""
-    declares = {name: host.driver for name, host in inventory.load(lab.hosts).hosts.items()}
-    deployed = others_deployed(lab, "")
-    return [name for name in lab.names if name in deployed or loaded_driver(lab.twin(name)) != declares[name]]
 
 
 # The seed's predecessors, which the inventory lets a deploy replace: everything of theirs may differ.

@@ -28,7 +28,6 @@ def site(lab: Lab, tmp_path: Path) -> Site:
 @pytest.fixture(scope="module")
 def twin(lab: Lab) -> Twin:
     """node1 with nothing of ours. What a test breaks it mends; only the last one leaves it broken."""
-    lab.reset(["node1"])
     return lab.twin("node1")
 
 

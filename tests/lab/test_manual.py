@@ -23,7 +23,6 @@ def commands(name: str) -> list[str]:
 
 
 def test_commands_of_the_manual_do_what_it_says(lab: Lab, tmp_path: Path) -> None:
-    lab.reset(["node1"])
     site = Site(lab, tmp_path)
     ran = 0
     for line in commands("README-ops.md"):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,17 +32,15 @@ class Pool:
 
 
 @pytest.fixture(scope="module")
-def pool(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pool]:
-    """Both hosts deployed, node1 with a standby router; untouched again afterwards."""
-    lab.up()
+def pool(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Pool:
+    """Both hosts deployed, node1 with a standby router."""
     site = Site(lab, tmp_path_factory.mktemp("pool"))
     site.pool(restart_delay_s=4)  # what is waited for here is the router, not the driver
     standby = {"pool": "qwen38", "port": 30002, "prometheus_port": 29000, "standby": True}
     site.edit("node1", lambda host: host.update(router=standby))
     site.well("deploy", "--host", "all")
     aimed = Lab(lab.root, site.hosts)
-    yield Pool(site, aimed, outage.front(aimed), outage.front(aimed, standby=True))
-    lab.reset(["node1", "node2"])
+    return Pool(site, aimed, outage.front(aimed), outage.front(aimed, standby=True))
 
 
 def test_both_routers_know_all_workers_and_the_standby_may_take_over(pool: Pool) -> None:

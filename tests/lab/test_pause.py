@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import pytest
@@ -65,15 +64,13 @@ class Stage:
 
 
 @pytest.fixture(scope="module")
-def stage(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
-    lab.reset(["node2"])
+def stage(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Stage:
     site, twin = Site(lab, tmp_path_factory.mktemp("pause")), lab.twin("node2")
     site.edit("node1", lambda host: host.pop("workers"))  # the pool is node2's alone
     site.well("deploy", "--host", "node2")
     made = Stage(twin, site, twin.exec("date -d '+3 hours' '+%F %H:%M'").stdout.strip())
     wait_until(lambda: made.healthy() >= {30000, 30001}, "both workers are in rotation", 60)
-    yield made
-    lab.reset(["node2"])
+    return made
 
 
 @pytest.fixture

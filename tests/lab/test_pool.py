@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,13 +31,11 @@ class Deployed:
 
 
 @pytest.fixture(scope="module")
-def deployed(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployed]:
+def deployed(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Deployed:
     """Both hosts as they were at first, then deployed; each test below leaves them serving what the inventory says."""
-    lab.reset(["node1", "node2"])
     site = Site(lab, tmp_path_factory.mktemp("site"))
     before = {name: judge.snapshot(lab.twin(name)) for name in ("node1", "node2")}
-    yield Deployed(site, before, site.well("deploy", "--host", "all", "--json"))
-    lab.reset(["node1", "node2"])
+    return Deployed(site, before, site.well("deploy", "--host", "all", "--json"))
 
 
 @pytest.fixture

@@ -33,7 +33,6 @@ def site(lab: Lab, tmp_path: Path) -> Site:
 @pytest.fixture(scope="module")
 def clean(lab: Lab) -> Twin:
     """node1 as Lodger has never seen it. Every test here leaves it like that."""
-    lab.reset(["node1"])
     return lab.twin("node1")
 
 

@@ -24,7 +24,6 @@ UNIT = f"/etc/systemd/system/{WORKER}.service"
 @pytest.fixture(scope="module")
 def fleet(lab: Lab) -> Fleet:
     """The inventory of the twins, with node1 deployed from scratch."""
-    lab.reset(["node1"])
     done = subprocess.run(
         [sys.executable, "-m", "lodger.cli", "deploy", "--host", "node1"],
         cwd=CHECKOUT,
