@@ -214,11 +214,11 @@ def gpu_holders(own: set[str]) -> Items:
 
 def packages() -> Items:
     """Return the installed packages, and what dpkg finds wrong."""
-    held = set(output("apt-mark", "showhold").split())
+    held, auto = (set(output("apt-mark", marked).split()) for marked in ("showhold", "showauto"))
     found: Items = {"(dpkg --audit)": {"says": output("dpkg", "--audit")}}
     for line in output("dpkg-query", "-W", "-f", "${Package} ${Version} ${db:Status-Abbrev}\n").splitlines():
         name, version, status = line.split(maxsplit=2)
-        found[name] = {"version": version, "status": status.strip(), "held": name in held}
+        found[name] = {"version": version, "status": status.strip(), "held": name in held, "auto": name in auto}
     return found
 
 

@@ -49,12 +49,16 @@ def stack(version: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Package:
-    """An installed (or half installed) package: dpkg's two-letter status, version, and whether it is held."""
+    """An installed (or half installed) package: dpkg's two-letter status, version, and apt's marks.
+
+    ``held``: apt leaves it at its version; ``auto``: it came as a dependency, and may go with what needed it.
+    """
 
     name: str
     status: str
     version: str
     held: bool
+    auto: bool = False
 
     @property
     def well(self) -> bool:
@@ -78,11 +82,11 @@ class Dpkg:
 
 def _dpkg(text: str) -> Dpkg:
     parts = dict(re.findall(r"^@(\w+)\n(.*?)(?=^@|\Z)", text, re.MULTILINE | re.DOTALL))
-    held = set(parts["held"].split())
+    held, auto = (set(parts.get(mark, "").split()) for mark in ("held", "auto"))  # an earlier run's ledger may have fewer
     packages = {}
     for line in parts["packages"].splitlines():
         status, name, version = line.split("|")
-        packages[name] = Package(name, status.strip(), version, name in held)
+        packages[name] = Package(name, status.strip(), version, name in held, name in auto)
     return Dpkg(packages, " ".join(parts["complaint"].split()), parts["busy"].strip())
 
 
@@ -94,6 +98,8 @@ dpkg-query -W -f '${db:Status-Abbrev}|${Package}|${Version}\n' 'nvidia-*' 'libnv
     'xserver-xorg-video-nvidia-*' 'linux-*-nvidia-*' 2>/dev/null || true
 echo @held
 apt-mark showhold
+echo @auto
+awk '/^Package: / {name = $2} /^Auto-Installed: 1/ {print name}' /var/lib/apt/extended_states 2>/dev/null
 echo @complaint
 dpkg --audit 2>&1
 apt-get check -qq -o Debug::NoLocking=true -o Dir::Cache::pkgcache= -o Dir::Cache::srcpkgcache= 2>&1 | grep -v '^W:' | head -n 3

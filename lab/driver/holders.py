@@ -55,6 +55,12 @@ def container(twin: Twin, name: str = "experiment", *, gpus: str = "0", memory_m
     return _started(twin, name)
 
 
+def start_again(twin: Twin, name: str = "experiment") -> int:
+    """Start a container that `container` made, and that is stopped."""
+    twin.exec(["docker", "start", name])
+    return _started(twin, name)
+
+
 def process(twin: Twin, name: str = "train", *, gpus: str = "0", memory_mib: int = 256) -> int:
     """Start a bare process of a user, left behind by a login that is over."""
     command = f"{_program(twin, name)} {_options(name, gpus, memory_mib)}"

@@ -391,7 +391,7 @@ dkms status"""
         gone = [
             one for one in were if one.name not in there or not there[one.name].well or there[one.name].version != one.version
         ]
-        held = [one.name for one in were if one.held]
+        held, auto = ([one.name for one in were if getattr(one, mark)] for mark in ("held", "auto"))
         unhold = sorted({*extra, *packages.stack(self._goal.version)} - set(held))
         script = f"""set -e
 {_QUIETLY}
@@ -400,6 +400,7 @@ apt-mark unhold {quote(unhold)} || true
 {f"dpkg --install --force-confold --force-downgrade {quote(_files(gone, now))}" if gone else ":"}
 dpkg --configure -a
 {f"apt-mark hold {quote(held)}" if held else ":"}
+{f"apt-mark auto {quote(auto)}" if auto else ":"}
 {_load(before[KERNEL])}
 nvidia-smi"""
         return [detached("driver-undo", script, why="bring the old driver back", timeout=_INSTALL)]

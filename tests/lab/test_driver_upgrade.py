@@ -267,6 +267,7 @@ def test_a_dpkg_that_is_locked_is_waited_for_and_then_it_is_a_refusal(old: Twin,
 
 @pytest.mark.parametrize(("fault", "value"), [("phantom-user", ""), ("refused-version", NEW)])
 def test_a_failure_leaves_the_old_driver_with_everybody_back(fault: str, value: str, old: Twin, site: Site) -> None:
+    old.exec("apt-mark auto nvidia-kernel-source-545")
     before, loaded = judge.snapshot(old), modules(old)
     faults.switch_on(old, fault, value)
     ran = site.ops(*UPGRADE)
@@ -288,6 +289,7 @@ def test_a_failure_within_a_branch_goes_back_to_its_own_version_and_people_are_t
     tell = 'echo "$WHEN" >> /var/tmp/told'
     site.edit("node1", lambda host: host["neighbours"]["aigc-creator"].update(warn={"command": tell, "minutes": 0}))
     with package(twin, "cuda-drivers-580", f"nvidia-utils-580 (= {SAME_BRANCH}-0ubuntu1)"):
+        twin.exec("apt-mark auto nvidia-kernel-source-580")
         before = judge.snapshot(twin)
         faults.switch_on(twin, "dkms-build-fails", NEW)
         ran = site.ops(*UPGRADE)

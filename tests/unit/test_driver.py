@@ -283,6 +283,15 @@ def test_the_way_back_is_what_was_there_before_and_nothing_of_an_earlier_upgrade
         DriverInstalled(GOAL).undo(before, at(cached={}, dpkg=Dpkg(stack(NEW), "", "")))
 
 
+def test_apts_marks_come_back_with_the_packages() -> None:
+    utils = replace(stack(OLD)["nvidia-utils-545"], auto=True)
+    before = at(cached=cached(*stack(OLD).values()), dpkg=Dpkg({**stack(OLD), utils.name: utils}, "", ""))
+    undo = DriverInstalled(GOAL).undo(before, at(cached=cached(*stack(OLD).values()), dpkg=Dpkg(stack(NEW), "", "")))
+    assert isinstance(undo, list)
+    assert "apt-mark auto nvidia-utils-545\n" in undo[0].script
+    assert DriverInstalled(GOAL).undone(before, at(dpkg=Dpkg(stack(OLD), "", ""))) == "nvidia-utils-545 is not as it was"
+
+
 def test_what_neither_way_needs_is_removed_from_the_cache() -> None:
     earlier = Package("nvidia-utils-470", "ii", "470.1-1", False)
     old, _ = PackagesCached(GOAL).act(at(cached=cached(earlier, *stack(OLD).values())))

@@ -17,12 +17,15 @@ import time
 from collections import Counter
 from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
+from lab.checkpoint import Checkpoint
 from lab.lab import Lab
 from lab.run import CHECKOUT
+from lab.twin import Twin
 from tests.lab.crash import scenarios
-from tests.lab.crash.harness import KINDS, PHASES, RESTARTED, Acted, Point, commands, points, strike
+from tests.lab.crash.harness import KINDS, PHASES, RESTARTED, Acted, Point, Scenario, commands, points, strike
 from tests.lab.site import Site
 
 FOLDER = CHECKOUT / ".lab" / "crash"
@@ -39,8 +42,16 @@ class Bench:
         (only / "node2.yml").unlink()
         lab = Lab(FOLDER / str(number), only)
         lab.up()
-        self.scenario = getattr(scenarios, name)(lab)
         self.site, self.mailbox = Site(lab, folder / f"site-{number}"), folder / f"mailbox-{number}"
+        scenario: Scenario = getattr(scenarios, name)(lab)
+        first = Checkpoint.take(scenario.twin(self.site), lab.dir / "checkpoint")
+
+        def twin(_: Site) -> Twin:
+            first.restore()
+            scenario.settle(first.twin)
+            return first.twin
+
+        self.scenario = replace(scenario, twin=twin)
 
 
 class Table:
@@ -101,7 +112,8 @@ def main() -> None:
     start = time.monotonic()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        benches = [Bench(asked.scenario, number, folder) for number in range(asked.twins)]
+        with ThreadPoolExecutor(asked.twins) as pool:
+            benches = list(pool.map(lambda number: Bench(asked.scenario, number, folder), range(asked.twins)))
         acted = commands(benches[0].scenario, benches[0].site, benches[0].mailbox)
         table = Table(FOLDER / f"{asked.scenario}.jsonl", acted)
         if asked.resume:

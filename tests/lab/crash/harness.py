@@ -39,10 +39,14 @@ class Point:
 
 @dataclass(frozen=True)
 class Scenario:
-    """A task, how its twin (and the inventory) begins, what must be true at the end, and what may have restarted meanwhile."""
+    """A task, how its twin (and the inventory) begins, what must be true at the end, and what may have restarted meanwhile.
+
+    ``settle`` has a twin that was booted from a checkpoint be as ``twin`` left it.
+    """
 
     words: tuple[str, ...]
     twin: Callable[[Site], Twin]
+    settle: Callable[[Twin], None]
     goal: Callable[[Twin], list[str]]
     expected: Callable[[str, str], bool]
     restarted: Callable[[str, str], bool]

@@ -28,6 +28,7 @@ def deploy(lab: Lab) -> Scenario:
     return Scenario(
         words=("deploy", "--host", "node1"),
         twin=twin,
+        settle=lambda _: None,
         goal=goal,
         expected=lambda kind, name: (kind, name) in REPLACED["node1"] or kind in {"gpu", "port", "boot"},
         restarted=lambda _kind, _name: False,
@@ -66,6 +67,11 @@ def driver_upgrade(lab: Lab, *, worker: bool = True) -> Scenario:
         lab.reset(["node1"], driver=OLD)
         return lab.twin("node1")
 
+    def settle(found: Twin) -> None:
+        if worker:
+            holders.start_again(found, container)
+            assert all(serves(found, port) for port in (30000, 30002)), "the worker and its router serve after a boot"
+
     def goal(found: Twin) -> list[str]:
         loaded = loaded_driver(found)
         seen = found.exec("nvidia-smi --query-gpu=driver_version --format=csv,noheader | sort -u", check=False).stdout.strip()
@@ -87,6 +93,7 @@ def driver_upgrade(lab: Lab, *, worker: bool = True) -> Scenario:
     return Scenario(
         words=("runbook", "driver-upgrade", "--host", "node1"),
         twin=twin,
+        settle=settle,
         goal=goal,
         expected=of_the_driver,
         restarted=lambda kind, name: (kind, name) in paused,
