@@ -386,7 +386,12 @@ def capacity(
 
 
 @task(
-    positional=["name"], help={**_RUN, "name": "a runbook, runbooks/NAME.md", "now": "pause neighbours outside their hours too"}
+    positional=["name"],
+    help={
+        **_RUN,
+        "name": "a runbook, runbooks/NAME.md beside the inventory or of Lodger",
+        "now": "pause neighbours outside their hours too",
+    },
 )
 @reports_errors
 def runbook(
@@ -408,7 +413,7 @@ def runbook(
     if name in {"deploy", "rollback", "pause", "resume"}:
         raise UsageError(f"{name} is a task of its own", hint=f"./ops {name} --host NAME")
     fleet = inventory(hosts_dir)
-    book = books.load(name)
+    book = books.load(name, fleet.folder / "runbooks", books.FOLDER)
     hosts = chosen(fleet, host or ",".join(book.hosts) or None)
 
     def plan(one: Host) -> Any:
@@ -421,14 +426,14 @@ def runbook(
     finish(runs.one_after_another(fleet, hosts, plans, break_lock=break_lock), as_json_array=json)
 
 
-@task(name="check", help={"json": "print the mistakes as JSON"})
+@task(name="check", help={"hosts-dir": _HOST["hosts-dir"], "json": "print the mistakes as JSON"})
 @reports_errors
-def runbook_check(c: Context, json: bool = False) -> None:
-    """Read every runbook and say every mistake, with file and line."""
+def runbook_check(c: Context, json: bool = False, hosts_dir: str | None = None) -> None:
+    """Read every runbook, those beside the inventory too, and say every mistake, with file and line."""
     del c
     from lodger import runbook as books
 
-    mistakes = books.check()
+    mistakes = [*books.check(), *books.check(inventory(hosts_dir).folder / "runbooks")]
     if json:
         print_json(mistakes)
     else:

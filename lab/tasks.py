@@ -178,7 +178,7 @@ def _loss(host: str, port: int, *, kill_worker: bool, kill_router: bool, as_json
         "clear": "nothing goes wrong any more",
     },
 )
-def driver_fault(_: Context, host: str, name: str = "", value: str = "", clear: bool = False) -> None:
+def driver_fault(_: Context, host: str = "", name: str = "", value: str = "", clear: bool = False) -> None:
     """Have a twin's dkms, kernel or packages fail in a known way, from now on, reboots included."""
     from lab.driver import faults  # noqa: PLC0415  late, like the rest
 
@@ -186,6 +186,8 @@ def driver_fault(_: Context, host: str, name: str = "", value: str = "", clear: 
         width = max(map(len, faults.KINDS))
         print("\n".join(f"{one:<{width}}  {effect}" for one, effect in faults.KINDS.items()))
         return
+    if not host:
+        raise Exit("lab: no host is named\n  hint: --host NAME[,NAME] or all", code=2)
     with _lab() as lab:
         for twin in _running(lab, host):
             if clear:

@@ -118,7 +118,7 @@ def chosen(fleet: Fleet, host: str | None) -> list[Host]:
     return [fleet.hosts[name] for name in names]
 
 
-_UNDOING = "stopping: what was begun is undone first; once more to leave at once"
+_UNDOING = "stopping: what was begun is undone first; twice more to leave at once, with it half done"
 
 
 def side_by_side(hosts: Sequence[Host], act: Callable[[Host], T], *, stopping: str = _UNDOING) -> list[T]:
@@ -130,8 +130,8 @@ def side_by_side(hosts: Sequence[Host], act: Callable[[Host], T], *, stopping: s
     def ask(number: int, _: object) -> None:
         if stop.is_set():
             signal.signal(number, signal.SIG_DFL)  # the third time is meant
+        sys.stderr.write(f"\n{'once more to leave at once' if stop.is_set() else stopping}\n")
         stop.set()
-        sys.stderr.write(f"\n{stopping}\n")
 
     before = [(number, signal.signal(number, ask)) for number in (signal.SIGINT, signal.SIGTERM)]
     try:

@@ -162,7 +162,9 @@ def driver(at: Patient) -> Iterator[Finding]:
         yield _error("the loaded driver and its library differ", measured, todo)
         return
     if found.complaint:
-        yield _error("nvidia-smi does not work", found.complaint, "mend the driver; `module`, `packages` and `log` may say why")
+        yield _error(
+            "nvidia-smi does not work", found.complaint, "mend the driver; `module`, `installed` and `log` may say why"
+        )
         return
     if found.loaded != host.driver:
         measured = f"{found.loaded or 'no module'} is loaded, the inventory says {host.driver}"

@@ -61,13 +61,15 @@ class Runbook:
     blocks: tuple[Block, ...]
 
 
-def load(name: str, folder: Path = FOLDER) -> Runbook:
-    """Return the runbook ``name``; raise UsageError naming file and line of every mistake in it."""
-    path = folder / f"{name}.md"
-    if not path.is_file():
-        there = ", ".join(sorted(found.stem for found in folder.glob("*.md")))
-        raise UsageError(f"there is no runbook {name}", hint=f"there is: {there}")
-    return parse(path.read_text(), name, str(path))
+def load(name: str, *folders: Path) -> Runbook:
+    """Return the runbook ``name`` of the first of ``folders`` (else of those shipped) that has one.
+
+    Raise UsageError naming file and line of every mistake in it.
+    """
+    there = {path.stem: path for folder in reversed(folders or (FOLDER,)) for path in folder.glob("*.md")}
+    if name not in there:
+        raise UsageError(f"there is no runbook {name}", hint=f"there is: {', '.join(sorted(there))}")
+    return parse(there[name].read_text(), name, str(there[name]))
 
 
 def parse(text: str, name: str, file: str) -> Runbook:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,7 +11,6 @@ import pytest
 from lab import judge
 from lab.lab import Lab
 from lab.twin import Twin
-from lodger import runbook
 from tests.lab.site import Site, serves
 
 Fresh = Callable[[str], Twin]
@@ -63,16 +62,16 @@ def site(lab: Lab, tmp_path: Path) -> Site:
 
 
 @pytest.fixture
-def written(request: pytest.FixtureRequest) -> Iterator[Callable[[str], str]]:
-    """Put a runbook beside the shipped ones for the time of a test, and return its name."""
-    path = runbook.FOLDER / f"note-{request.node.name[-20:].replace('_', '-')}.md"
+def written(site: Site) -> Callable[[str], str]:
+    """Put a runbook beside the inventory, as its operator would, and return its name."""
 
     def write(last: str) -> str:
+        path = site.hosts / "runbooks" / "note.md"
+        path.parent.mkdir()
         path.write_text(THREE_STEPS.replace("LAST", last))
         return path.stem
 
-    yield write
-    path.unlink(missing_ok=True)
+    return write
 
 
 def test_three_shell_states_are_established_once(written: Callable[[str], str], site: Site, node1: Twin) -> None:
@@ -131,10 +130,31 @@ def test_a_ledger_that_cannot_be_read_is_refused_in_json_too(written: Callable[[
     assert node1.exec("ls /var/tmp/note", check=False).returncode != 0
 
 
+def test_weights_are_moved_into_a_folder_of_our_own_and_never_into_or_out_of_somebody_elses(fresh: Fresh, site: Site) -> None:
+    twin, move = fresh("node1"), ("runbook", "weights-move", "--host", "node1")
+    twin.exec("mkdir -p /data2/models; touch /data2/models/theirs")
+    ran = site.ops(*move)
+    assert ran.code == 1
+    assert "is no copy that this runbook began" in ran.err
+    assert twin.exec("find /data2 -type f").stdout == "/data2/models/theirs\n"
+
+    twin.exec("rm -r /data2/models; mv /usr/bin/cmp /usr/bin/cmp.away")
+    assert site.ops(*move).code == 1
+    twin.exec("mv /usr/bin/cmp.away /usr/bin/cmp")
+    assert twin.exec("ls -A /data2").stdout == "", "the copy is undone"
+
+    site.well(*move)
+    listed = "find . -name .lodger-copy -prune -o -printf '%P %s %u %m %T@\\n' | sort"
+    assert twin.exec(f"cd /data2/models && {listed}").stdout == twin.exec(f"cd /data/models && {listed}").stdout
+    assert site.well(*move, "--json").one["changed"] == []
+
+
 def test_a_reboot_takes_everybody_down_in_order_and_brings_everybody_back(fresh: Fresh, site: Site) -> None:
     twin = fresh("node1")
+    site.hosts.joinpath("node2.yml").unlink()  # the pool's router would be there
+    site.edit("node1", lambda host: host.update(router={"pool": "qwen38", "port": 30002, "prometheus_port": 29000}))
     site.well("deploy", "--host", "node1")
-    twin.exec("supervisorctl start aigc-creator", check=False)
+    twin.exec("supervisorctl start aigc-creator; systemctl disable lodger-router", check=False)
     boot = twin.exec("cat /proc/sys/kernel/random/boot_id").stdout
     before = judge.snapshot(twin)
 
@@ -144,6 +164,7 @@ def test_a_reboot_takes_everybody_down_in_order_and_brings_everybody_back(fresh:
     order = [name for name in done["changed"] if name != "rebooted"]
     assert order.index("service_stopped(worker-a)") < order.index("neighbour_paused(aigc-creator)")
     assert serves(twin, 30000)
+    assert serves(twin, 30002), "a router that the boot did not bring back is one of those who are to be back"
     assert "RUNNING" in twin.exec("supervisorctl status aigc-creator").stdout
     assert judge.difference(before, judge.snapshot(twin), expected=lambda kind, _: kind in {"gpu", "port", "boot"}) == []
 

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -188,6 +189,24 @@ def test_a_signal_asks_every_host_to_stop_and_is_handled_as_before_afterwards(
     assert cli.side_by_side(cli.chosen(fleet, "all"), act) == [True, True]
     assert signal.getsignal(number) is before
     assert "stopping: what was begun is undone first" in capsys.readouterr().err
+
+
+def test_a_second_signal_says_that_the_next_one_is_meant(
+    fleet: Fleet, nobody_stopped: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def act(host: inventory.Host) -> object:
+        os.kill(os.getpid(), signal.SIGINT)
+        assert cli.stop.wait(10)
+        os.kill(os.getpid(), signal.SIGINT)
+        end = time.monotonic() + 10
+        while signal.getsignal(signal.SIGINT) is not signal.SIG_DFL and time.monotonic() < end:
+            time.sleep(0.01)
+        return signal.getsignal(signal.SIGINT)
+
+    assert cli.side_by_side(cli.chosen(fleet, "node1"), act) == [signal.SIG_DFL]
+    first, second = capsys.readouterr().err.strip().splitlines()[::2]
+    assert "twice more" in first
+    assert second == "once more to leave at once"
 
 
 # ---------------------------------------------------------------- results

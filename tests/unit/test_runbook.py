@@ -148,10 +148,15 @@ def test_a_mistake_in_the_document_is_named(text: str, said: str) -> None:
 def test_an_unknown_runbook_says_which_there_are(tmp_path: Path) -> None:
     with pytest.raises(UsageError) as caught:
         runbook.load("no-such")
-    # A test on twins may have put one of its own beside them.
-    assert set(SHIPPED) <= set(caught.value.hint.removeprefix("there is: ").split(", "))
+    assert caught.value.hint == f"there is: {', '.join(SHIPPED)}"
     with pytest.raises(UsageError):
-        runbook.load("../README", tmp_path)
+        runbook.load("../README", runbook.FOLDER)
+
+
+def test_a_runbook_of_the_operators_goes_before_a_shipped_one(tmp_path: Path) -> None:
+    (tmp_path / "reboot.md").write_text((runbook.FOLDER / "reboot.md").read_text().replace("A planned reboot", "Ours"))
+    assert runbook.load("reboot", tmp_path, runbook.FOLDER).title == "Ours"
+    assert runbook.load("deploy", tmp_path, runbook.FOLDER) == runbook.load("deploy")
 
 
 # ---------------------------------------------------------------- expanding
