@@ -48,6 +48,7 @@ def with_worker(lab: Lab, site: Site, container: str) -> Twin:
     site.hosts.joinpath("node2.yml").unlink(missing_ok=True)  # the pool's router would be there
     site.edit("node1", begin)
     holders.container(twin, container, memory_mib=0)  # with some, the worker could not run all its requests at once
+    twin.exec(["docker", "update", "--restart=unless-stopped", container])  # or power that is cut would take it down for good
     site.well("deploy", "--host", "node1")
     site.edit("node1", lambda host: host.update(driver=NEW))
     return twin
