@@ -420,10 +420,10 @@ class Engine:
             self._stop_if_asked()
             self.report.progress(self.connection.host, f"{step.state.name}: waiting for {other}")
 
-        if step.turn:
-            self.gates.enter(step.turn, self.connection.host, waiting)
-            if (turns := self.turns) is not None:
-                self._patiently(lambda: turns.take(step.turn, waiting))
+        for pool in step.turns:
+            self.gates.enter(pool, self.connection.host, waiting)
+        if step.turns and (turns := self.turns) is not None:
+            self._patiently(lambda: turns.take(step.turns, waiting))
         return waited
 
     def _leave_turn(self) -> None:

@@ -1,7 +1,8 @@
 """A run's turns in its pools, kept from the runs of other commands by a lock on the host of each pool's router.
 
 Within one command hosts take turns in its memory (``gate``). Whoever holds a pool's lock waits for nobody else: it is taken
-after the lock of the run's own host, and never two of them at a time.
+after the lock of the run's own host, and several of them together in the order of their names, so that no two runs
+wait for each other.
 """
 
 from __future__ import annotations
@@ -9,8 +10,8 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from lodger import facts, lock, paths
 from lodger.command import Command, Transport, quote
@@ -24,8 +25,17 @@ Waiting = Callable[[str], None]
 """Called with whom is waited for, again and again; raises to give up."""
 
 
+@dataclass(frozen=True)
+class _Held:
+    """The lock of one pool while it is ours."""
+
+    transport: Transport
+    path: str
+    done: threading.Event = field(default_factory=threading.Event)
+
+
 class Turns:
-    """The turns of one run: in one pool at a time.
+    """The turns of one run: in the pools of what it has stopped at a time.
 
     ``own`` is the run's connection to its host, ``routers`` pool -> host of its router, to which ``connect`` opens another. A
     pool without a router has no lock; of one whose router's host cannot be reached ``note`` is told that it has none now.
@@ -45,15 +55,21 @@ class Turns:
     ) -> None:
         self._me, self._own, self._routers, self._connect, self._note = me, own, routers, connect, note
         self._break_lock, self._poll, self._patience = break_lock, poll, patience
-        self._held, self._owner = "", ""
+        self._owner = ""
+        self._turn: frozenset[str] = frozenset()
+        self._held: dict[str, _Held] = {}
         self._transports: dict[str, Transport | None] = {}
-        self._done = threading.Event()
 
-    def take(self, pool: str, waiting: Waiting) -> None:
-        """Wait until no other run has its turn in ``pool``; raise StateFailed when that takes too long."""
-        if pool == self._held:
+    def take(self, pools: Sequence[str], waiting: Waiting) -> None:
+        """Wait until no other run has its turn in any of ``pools``; raise StateFailed when that takes too long."""
+        if self._turn.issuperset(pools):
             return
         self.give_back()
+        for pool in sorted(pools):
+            self._take(pool, waiting)
+        self._turn = frozenset(pools)
+
+    def _take(self, pool: str, waiting: Waiting) -> None:
         transport = self._transport(pool)
         if transport is None:
             return
@@ -65,19 +81,17 @@ class Turns:
             time.sleep(self._poll)
         if self._transports[pool] is None:
             return
-        self._held, self._done = pool, threading.Event()
-        args = (transport, path, self._done)
-        threading.Thread(target=self._renew, args=args, name=f"lock-{pool}", daemon=True).start()
+        self._held[pool] = held = _Held(transport, path)
+        threading.Thread(target=self._renew, args=(held,), name=f"lock-{pool}", daemon=True).start()
 
     def give_back(self) -> None:
         """Let others have their turn; over a dead connection the lock expires by itself."""
-        if not self._held:
-            return
-        transport, path, self._held = self._transports[self._held], paths.pool_lock(self._held), ""
-        self._done.set()
-        if transport is not None:
+        self._turn = frozenset()
+        while self._held:
+            _, held = self._held.popitem()
+            held.done.set()
             with contextlib.suppress(LodgerError):
-                transport.run(Command(lock.release_script(self._me, path), why="give the pool's turn back"))
+                held.transport.run(Command(lock.release_script(self._me, held.path), why="give the pool's turn back"))
 
     def _transport(self, pool: str) -> Transport | None:
         """Return the connection to the host of the pool's router, None where it has none or cannot be reached."""
@@ -129,7 +143,7 @@ class Turns:
             raise StateFailed(f"another run has its turn in pool {pool}", cause=self._owner, hint=hint)
         return False
 
-    def _renew(self, transport: Transport, path: str, done: threading.Event) -> None:
-        while not done.wait(lock.RENEWAL):
+    def _renew(self, held: _Held) -> None:
+        while not held.done.wait(lock.RENEWAL):
             with contextlib.suppress(LodgerError):  # the connection of another host may be gone: then it expires
-                transport.run(lock.renew(self._me, path))
+                held.transport.run(lock.renew(self._me, held.path))

@@ -72,8 +72,8 @@ class Quiet:
 def group(item: str, pool: str, *names: str) -> list[Step]:
     """Return the steps of one item, as a runbook is expanded: the last has the witness and gives the turn back."""
     *first, last = [Named(f"{name}({item})") for name in names]
-    steps = [Step(state, item=item, turn=pool, line=1) for state in first]
-    return [*steps, Step(last, "", ("test_worker.py",), item, pool, last_of_turn=True, line=1)]
+    steps = [Step(state, item=item, turns=(pool,), line=1) for state in first]
+    return [*steps, Step(last, "", ("test_worker.py",), item, (pool,), last_of_turn=True, line=1)]
 
 
 class Walk:
@@ -133,8 +133,8 @@ class Told(Turns):
     def __init__(self) -> None:
         self.told: list[str] = []
 
-    def take(self, pool: str, waiting: Callable[[str], None]) -> None:
-        self.told.append(f"take {pool}")
+    def take(self, pools: Sequence[str], waiting: Callable[[str], None]) -> None:
+        self.told += [f"take {pool}" for pool in pools]
         waiting("eve")
 
     def give_back(self) -> None:
@@ -163,8 +163,8 @@ def test_what_was_waited_for_is_read_again_before_anything_is_done() -> None:
     walk = Walk(group("a", "p", "ready", "joined"), [READY])
 
     class Meanwhile(Told):
-        def take(self, pool: str, waiting: Callable[[str], None]) -> None:
-            super().take(pool, waiting)
+        def take(self, pools: Sequence[str], waiting: Callable[[str], None]) -> None:
+            super().take(pools, waiting)
             walk.connection.holds.add(JOINED)
 
     walk.engine.turns = Meanwhile()
@@ -184,7 +184,7 @@ def test_two_hosts_that_take_turns_in_two_pools_the_other_way_round_both_come_to
                 return super().act(read)
 
         found = [*group("a", first, "ready", "joined"), *group("b", second, "ready", "joined")]
-        return [Step(Meets("ready(a)"), item="a", turn=first, line=1), *found[1:]]
+        return [Step(Meets("ready(a)"), item="a", turns=(first,), line=1), *found[1:]]
 
     def go(host: str, first: str, second: str) -> None:
         walk = Walk(steps(first, second), ["joined(a)", "joined(b)"], gates=gates, host=host)

@@ -93,8 +93,8 @@ class Run:
             raise ConnectionFailed("it cannot be reached", host=host.name)
         return self._router
 
-    def take(self, pool: str = "q") -> None:
-        self.turns.take(pool, self._waiting)
+    def take(self, *pools: str) -> None:
+        self.turns.take(pools or ("q",), self._waiting)
 
     def _waiting(self, other: str) -> None:
         self.waited.append(other)
@@ -139,6 +139,34 @@ def test_a_turn_is_taken_once_and_nobody_holds_two(router: Shell) -> None:
     run.take("r")
     assert not router.lock.exists(), "who waits for another pool keeps nobody waiting"
     assert (router.folder / "var/lock-r").exists()
+    run.turns.give_back()
+
+
+def test_the_turns_of_workers_that_are_away_together_are_taken_and_given_back_together(router: Shell) -> None:
+    """A pool that has no lock, "s", lets go of none of the others."""
+    other, second = router.folder / "var/lock-r", Run(router, me=replace(ME, run="run-9"))
+    first = Run(router)
+    first.take("r", "s", "q")
+    first.take("r", "s", "q")
+    assert (router.holder(), other.exists()) == ("run-1", True)
+    assert router.ran == ["take the pool's turn"] * 2
+    thread = background(lambda: second.take("q"))
+    until_true(lambda: second.waited)
+    first.turns.give_back()
+    thread.join(10)
+    assert (router.holder(), other.exists()) == ("run-9", False)
+    second.turns.give_back()
+
+
+def test_runs_that_want_the_same_pools_the_other_way_round_do_not_wait_for_each_other(router: Shell) -> None:
+    router.hold(OTHER)
+    run = Run(router)
+    thread = background(lambda: run.take("r", "q"))
+    until_true(lambda: run.waited)
+    assert not (router.folder / "var/lock-r").exists(), "the first name is waited for before the second is taken"
+    router.lock.unlink()
+    thread.join(10)
+    assert (router.holder(), (router.folder / "var/lock-r").exists()) == ("run-1", True)
     run.turns.give_back()
 
 
