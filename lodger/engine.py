@@ -744,6 +744,8 @@ class Engine:
                 cause="no renewal got through for too long",
                 hint="nothing more was done and nothing undone; find out who took it, then run this again",
             )
+        if self.turns is not None:
+            self.turns.check()
         if self.connection.cancelled():
             raise KeyboardInterrupt
 

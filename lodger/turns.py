@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from lodger import facts, lock, paths
-from lodger.command import Command, Transport, quote
+from lodger.command import Command, Result, Transport, quote
 from lodger.errors import ConnectionFailed, LodgerError, StateFailed
 from lodger.inventory import Host
 
@@ -25,13 +25,14 @@ Waiting = Callable[[str], None]
 """Called with whom is waited for, again and again; raises to give up."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Held:
-    """The lock of one pool while it is ours."""
+    """The lock of one pool since we took it; ``lost`` says how it came to be ours no longer, "" while it is."""
 
     transport: Transport
     path: str
     done: threading.Event = field(default_factory=threading.Event)
+    lost: str = ""
 
 
 class Turns:
@@ -82,7 +83,14 @@ class Turns:
         if self._transports[pool] is None:
             return
         self._held[pool] = held = _Held(transport, path)
-        threading.Thread(target=self._renew, args=(held,), name=f"lock-{pool}", daemon=True).start()
+        threading.Thread(target=self._renew, args=(pool, held), name=f"lock-{pool}", daemon=True).start()
+
+    def check(self) -> None:
+        """Raise StateFailed once somebody else has taken a turn of this run."""
+        for pool, held in self._held.items():
+            if held.lost:
+                hint = "find out who took it, then run this again"
+                raise StateFailed(f"the turn in pool {pool} was taken by somebody else", cause=held.lost, hint=hint)
 
     def give_back(self) -> None:
         """Let others have their turn; over a dead connection the lock expires by itself."""
@@ -143,7 +151,22 @@ class Turns:
             raise StateFailed(f"another run has its turn in pool {pool}", cause=self._owner, hint=hint)
         return False
 
-    def _renew(self, held: _Held) -> None:
+    def _renew(self, pool: str, held: _Held) -> None:
         while not held.done.wait(lock.RENEWAL):
-            with contextlib.suppress(LodgerError):  # the connection of another host may be gone: then it expires
-                held.transport.run(lock.renew(self._me, held.path))
+            with contextlib.suppress(LodgerError):  # of a host that cannot be reached it expires
+                said = self._renewed(pool, held)
+                owner = lock.owner_in(said.stdout)
+                if said.code == 1 and owner != self._me:  # of a disk that takes nothing ours comes back
+                    held.lost = f"{owner} has it now" if owner else "no renewal got through for too long"
+                    return
+
+    def _renewed(self, pool: str, held: _Held) -> Result:
+        """Renew the lock; whoever was cut off for long has to hear that it was taken, and nobody else connects again."""
+        command = lock.renew(self._me, held.path)
+        try:
+            return held.transport.run(command)
+        except ConnectionFailed:
+            if held.transport is self._own:
+                raise
+        self._transports[pool] = held.transport = self._connect(self._routers[pool])
+        return held.transport.run(command)

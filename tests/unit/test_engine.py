@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from lodger import facts
 from lodger.command import Command, Result, Transport
 from lodger.engine import Engine, Ledger, Mark, Outcome, Plan, _Progress
 from lodger.errors import LodgerError, StateFailed
@@ -18,6 +19,9 @@ from lodger.facts import Fact, Facts
 from lodger.gate import Gates
 from lodger.states.base import State, Step
 from lodger.turns import Turns
+from tests.unit.readings import captured
+
+FIRST: tuple[Fact[Any], ...] = (facts.MACHINE, facts.DEPLOYED, *facts.FOOTPRINT)
 
 
 class Host:
@@ -26,15 +30,20 @@ class Host:
     def __init__(self, name: str, holds: Sequence[str]) -> None:
         self.host, self.holds, self.round_trips = name, set(holds), 0
         self.ran: list[str] = []
+        self.texts: dict[str, str] = {}
         self.cancelled: Callable[[], bool] = lambda: False
 
     def run(self, command: Command, on_line: Callable[[str], None] | None = None) -> Result:
         del on_line
         self.ran.append(command.script)
-        if command.script.startswith("set "):
-            self.holds.add(command.script.removeprefix("set "))
+        word, _, name = command.script.partition(" ")
+        if word == "set":
+            self.holds.add(name)
+        elif word == "unset":
+            self.holds.discard(name)
         names = [shlex.split(word)[0] for word in re.findall(r'begin %s\\n" (.+)$', command.script, re.MULTILINE)]
-        said = [f"@@lodger-fact k begin {one}\n{int(one in self.holds)}\n@@lodger-fact k end 0\n" for one in names]
+        read = [(one, self.texts.get(one, str(int(one in self.holds)))) for one in names]
+        said = [f"@@lodger-fact k begin {one}\n{text}\n@@lodger-fact k end 0\n" for one, text in read]
         return Result(command, 0, "@@lodger-facts k\n" + "".join(said), "", 0.0)
 
     def forward(self, address: str, port: int) -> AbstractContextManager[int]:
@@ -59,6 +68,10 @@ class Named(State):
         del read
         return [Command(f"set {self.name}")]
 
+    def undo(self, before: Facts, now: Facts) -> list[Command]:
+        del before, now
+        return [Command(f"unset {self.name}")]
+
 
 class Quiet:
     """A log and a report that nobody reads."""
@@ -72,8 +85,9 @@ class Quiet:
 def group(item: str, pool: str, *names: str) -> list[Step]:
     """Return the steps of one item, as a runbook is expanded: the last has the witness and gives the turn back."""
     *first, last = [Named(f"{name}({item})") for name in names]
-    steps = [Step(state, item=item, turns=(pool,), line=1) for state in first]
-    return [*steps, Step(last, "", ("test_worker.py",), item, (pool,), last_of_turn=True, line=1)]
+    turns = (pool,) if pool else ()
+    steps = [Step(state, item=item, turns=turns, line=1) for state in first]
+    return [*steps, Step(last, "", ("test_worker.py",), item, turns, last_of_turn=bool(pool), line=1)]
 
 
 class Walk:
@@ -137,6 +151,9 @@ class Told(Turns):
         self.told += [f"take {pool}" for pool in pools]
         waiting("eve")
 
+    def check(self) -> None:
+        """It is never lost here."""
+
     def give_back(self) -> None:
         self.told.append("give back")
 
@@ -170,6 +187,50 @@ def test_what_was_waited_for_is_read_again_before_anything_is_done() -> None:
     walk.engine.turns = Meanwhile()
     walk.go()
     assert "set joined(a)" not in walk.connection.ran
+
+
+def test_a_run_whose_turn_was_taken_stops_before_its_next_command() -> None:
+    walk = Walk(group("a", "p", "drained", "ready", "joined"))
+
+    class Taken(Told):
+        def check(self) -> None:
+            if "set drained(a)" in walk.connection.ran:
+                raise StateFailed("the turn in pool p was taken by somebody else")
+
+    walk.engine.turns = Taken()
+    with pytest.raises(StateFailed, match="was taken by somebody else"):
+        walk.go()
+    assert [script for script in walk.connection.ran if script.startswith("set ")] == ["set drained(a)"]
+
+
+class Whole:
+    """A run on a host that is as a twin was once, from its open lock to its end."""
+
+    def __init__(self, steps: list[Step], turns: Turns | None = None) -> None:
+        self.connection = Host("h", ())
+        self.connection.texts = {name: text for name, (_, text) in captured("node1").sections.items()} | {"ledger": ""}
+        engine = Engine(self.connection, Quiet(), Quiet(), lambda *_: [], user="u", machine_id="m", turns=turns, poll=0.01)
+        plan = Plan("deploy", "h", FIRST, lambda *_: (steps, {}))
+        self.outcome = Outcome("h", "deploy")
+        engine._locked(plan, engine._read([facts.BUSY, facts.LEDGER, *FIRST]), self.outcome)
+
+    @property
+    def acted(self) -> list[str]:
+        return [script for script in self.connection.ran if script.startswith(("set ", "unset "))]
+
+
+def test_what_a_run_did_whose_turn_was_taken_is_undone() -> None:
+    class Taken(Told):
+        def check(self) -> None:
+            if "take p" in self.told:
+                raise StateFailed("the turn in pool p was taken by somebody else")
+
+    turns = Taken()
+    run = Whole([*group("before", "", "ready"), *group("a", "p", "ready", "joined")], turns)
+    assert run.acted == ["set ready(before)", "unset ready(before)"]
+    assert run.outcome.error is not None
+    assert run.outcome.error.what == "the turn in pool p was taken by somebody else"
+    assert (run.outcome.mark, turns.told[-1]) == (Mark.FAILED, "give back")
 
 
 def test_two_hosts_that_take_turns_in_two_pools_the_other_way_round_both_come_to_an_end() -> None:

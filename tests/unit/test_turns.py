@@ -33,6 +33,7 @@ class Shell:
     def __init__(self, name: str, folder: Path, machine: str = MACHINE) -> None:
         self.host, self.folder, self.lost = name, folder, False
         self.ran: list[str] = []
+        self.refused = ""
         folder.mkdir(exist_ok=True)
         (folder / "machine-id").write_text(machine + "\n")
 
@@ -41,7 +42,7 @@ class Shell:
             raise ConnectionLost("it is gone")
         self.ran.append(command.why)
         script = command.script.replace(paths.VAR, f"{self.folder}/var").replace("/etc/machine-id", f"{self.folder}/machine-id")
-        done = subprocess.run(["sh", "-c", script], capture_output=True, text=True, timeout=20, check=False)
+        done = subprocess.run(["sh", "-c", self.refused + script], capture_output=True, text=True, timeout=20, check=False)
         return Result(command, done.returncode, done.stdout, done.stderr, 0.0)
 
     def forward(self, address: str, port: int) -> AbstractContextManager[int]:
@@ -82,16 +83,18 @@ class Run:
         self.notes: list[str] = []
         self.waited: list[str] = []
         self.given_up = False
-        self._router, self._fails = router, fails
+        self.connected = 0
+        self.router, self.fails = router, fails
         host = inventory.load(Path(__file__).parents[2] / "hosts").hosts["node2"].model_copy(update={"machine_id": MACHINE})
         own = router if here else Shell("node1", router.folder.parent / "node1")
         told, routers = self.notes.append, {"q": host, "r": host}
         self.turns = Turns(me, own, routers, self._connect, told, poll=0.05, patience=patience, break_lock=break_lock)
 
     def _connect(self, host: Host) -> Shell:
-        if self._fails:
+        self.connected += 1
+        if self.fails:
             raise ConnectionFailed("it cannot be reached", host=host.name)
-        return self._router
+        return self.router
 
     def take(self, *pools: str) -> None:
         self.turns.take(pools or ("q",), self._waiting)
@@ -100,6 +103,14 @@ class Run:
         self.waited.append(other)
         if self.given_up:
             raise KeyboardInterrupt
+
+
+def fails(action: Callable[[], None]) -> StateFailed | None:
+    try:
+        action()
+    except StateFailed as error:
+        return error
+    return None
 
 
 def background(action: Callable[[], None]) -> threading.Thread:
@@ -246,6 +257,56 @@ def test_a_turn_is_renewed_while_it_lasts(router: Shell, monkeypatch: pytest.Mon
     run.take()
     router.hold(ME, age=100)
     until_true(lambda: time.time() - router.lock.stat().st_mtime < 50)
+    run.turns.give_back()
+
+
+@pytest.mark.parametrize(
+    ("other", "now"), [(OTHER, r"eve \(pid 17\), run run-2 has it now"), (None, "no renewal got through for too long")]
+)
+def test_a_turn_that_somebody_else_took_is_noticed(
+    other: Owner | None, now: str, router: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lock, "RENEWAL", 0.05)
+    run = Run(router)
+    run.take("r", "q")
+    run.turns.check()
+    if other is None:
+        router.lock.unlink()
+    else:
+        router.hold(other)
+    until_true(lambda: fails(run.turns.check))
+    with pytest.raises(StateFailed, match=rf"the turn in pool q was taken by somebody else \({now}\)"):
+        raise fails(run.turns.check) or AssertionError
+    run.turns.give_back()
+    assert router.holder() == ("run-2" if other else "")
+    run.turns.check()
+
+
+def test_a_run_that_was_cut_off_from_its_turn_connects_again_and_hears_who_has_it(
+    router: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lock, "RENEWAL", 0.05)
+    run = Run(router)
+    run.take()
+    run.fails, router.lost = True, True
+    until_true(lambda: run.connected > 2)
+    run.turns.check()
+    run.router, run.fails = Shell("node2", router.folder), False
+    until_true(lambda: "renew the lock" in run.router.ran)
+    run.turns.check()
+    router.hold(OTHER)
+    until_true(lambda: fails(run.turns.check))
+    run.turns.give_back()
+    assert router.holder() == "run-2"
+
+
+def test_a_renewal_that_the_disk_refuses_is_no_loss(router: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lock, "RENEWAL", 0.05)
+    monkeypatch.setattr(router, "refused", "touch() { false; }\n")
+    run = Run(router)
+    run.take()
+    until_true(lambda: router.ran.count("renew the lock") > 1)
+    run.turns.check()
     run.turns.give_back()
 
 
