@@ -5,19 +5,20 @@ from __future__ import annotations
 import re
 import shlex
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from types import MappingProxyType
 from typing import Any
 
 import pytest
 
-from lodger import facts
+from lodger import facts, paths
 from lodger.command import Command, Result, Transport
 from lodger.engine import Engine, Ledger, Mark, Outcome, Plan, _Progress
-from lodger.errors import LodgerError, StateFailed
+from lodger.errors import ConnectionLost, LockLost, LodgerError, Refused, StateFailed
 from lodger.facts import Fact, Facts
 from lodger.gate import Gates
-from lodger.states.base import State, Step
+from lodger.states.base import Blocker, State, Step
 from lodger.turns import Turns
 from tests.unit.readings import captured
 
@@ -31,12 +32,15 @@ class Host:
         self.host, self.holds, self.round_trips = name, set(holds), 0
         self.ran: list[str] = []
         self.texts: dict[str, str] = {}
+        self.broken: dict[str, LodgerError] = {}
         self.cancelled: Callable[[], bool] = lambda: False
 
     def run(self, command: Command, on_line: Callable[[str], None] | None = None) -> Result:
         del on_line
         self.ran.append(command.script)
         word, _, name = command.script.partition(" ")
+        if word in self.broken:
+            raise self.broken[word]
         if word == "set":
             self.holds.add(name)
         elif word == "unset":
@@ -206,13 +210,24 @@ def test_a_run_whose_turn_was_taken_stops_before_its_next_command() -> None:
 class Whole:
     """A run on a host that is as a twin was once, from its open lock to its end."""
 
-    def __init__(self, steps: list[Step], turns: Turns | None = None) -> None:
+    def __init__(
+        self, steps: list[Step], turns: Turns | None = None, *, broken: Mapping[str, LodgerError] = MappingProxyType({})
+    ) -> None:
         self.connection = Host("h", ())
+        self.connection.broken.update(broken)
         self.connection.texts = {name: text for name, (_, text) in captured("node1").sections.items()} | {"ledger": ""}
         engine = Engine(self.connection, Quiet(), Quiet(), lambda *_: [], user="u", machine_id="m", turns=turns, poll=0.01)
         plan = Plan("deploy", "h", FIRST, lambda *_: (steps, {}))
         self.outcome = Outcome("h", "deploy")
-        engine._locked(plan, engine._read([facts.BUSY, facts.LEDGER, *FIRST]), self.outcome)
+        self.error: LodgerError | None = None
+        try:
+            engine._locked(plan, engine._read([facts.BUSY, facts.LEDGER, *FIRST]), self.outcome)
+        except LodgerError as error:
+            self.error = error
+
+    @property
+    def copies(self) -> list[str]:
+        return [script for script in self.connection.ran if "lodger/journal/run.jsonl" in script]
 
     @property
     def acted(self) -> list[str]:
@@ -231,6 +246,47 @@ def test_what_a_run_did_whose_turn_was_taken_is_undone() -> None:
     assert run.outcome.error is not None
     assert run.outcome.error.what == "the turn in pool p was taken by somebody else"
     assert (run.outcome.mark, turns.told[-1]) == (Mark.FAILED, "give back")
+
+
+def test_a_run_that_ends_leaves_a_copy_of_its_journal_and_no_ledger() -> None:
+    run = Whole(group("a", "", "ready"))
+    assert (run.outcome.mark, len(run.copies), f"rm -f {paths.LEDGER}" in run.copies[0]) == (Mark.DONE, 1, True)
+
+
+@pytest.mark.parametrize("kept", [{}, {"umask": ConnectionLost("it is gone")}])
+@pytest.mark.parametrize(
+    ("broken", "error"),
+    [
+        ({"joined": StateFailed("it does not join"), "unset": StateFailed("no way back")}, "the host could not be put back"),
+        ({"joined": LockLost("the lock is eve's")}, "the lock is eve's"),
+    ],
+)
+def test_a_run_that_leaves_a_host_half_done_leaves_its_journal_there_with_the_ledger(
+    broken: dict[str, LodgerError], error: str, kept: dict[str, LodgerError]
+) -> None:
+    """Whoever ends it by hand looks for it there; that it cannot be written is not what they have to know."""
+
+    class Broken(Named):
+        def act(self, read: Facts) -> list[Command]:
+            del read
+            return [Command("joined")]
+
+    run = Whole([*group("a", "", "ready"), Step(Broken("joined(a)"))], broken={**broken, **kept})
+    assert run.error is not None
+    assert run.error.what == error
+    assert [f"rm -f {paths.LEDGER}" in script for script in run.copies] == [False]
+    assert "umask 077" in run.copies[0]
+
+
+def test_a_run_that_began_nothing_leaves_nothing() -> None:
+    class Refusing(Named):
+        def blockers(self, read: Facts) -> list[Blocker]:
+            del read
+            return [Blocker("it cannot be")]
+
+    run = Whole([Step(Refusing("ready(a)"))])
+    assert isinstance(run.error, Refused)
+    assert (run.acted, run.copies) == ([], [])
 
 
 def test_two_hosts_that_take_turns_in_two_pools_the_other_way_round_both_come_to_an_end() -> None:
