@@ -316,6 +316,7 @@ class Engine:
             return
         if ledger is None:
             self._refuse_early(steps, read, outcome)
+        self._refuse_silent_turns(steps, read)
         own = Ledger(self.log.run, plan.runbook, params, self.user, before.dump())
         if ledger is not None:
             own = dataclasses.replace(own, acted=ledger.acted, stops=ledger.stops)
@@ -641,6 +642,12 @@ class Engine:
             provided |= state.provides
         if found:
             raise _refusal(found)
+
+    def _refuse_silent_turns(self, steps: Sequence[Step], read: Facts) -> None:
+        """Raise Refused for a turn that the run could not take; what an earlier run began stays begun for it."""
+        due = {pool for step in steps if step.turns and step.state.missing(read) for pool in step.turns}
+        if (turns := self.turns) is not None:
+            self._patiently(lambda: turns.look(due))
 
     def _establish(self, run: _Progress, step: Step, read: Facts, missing: str) -> None:
         state = step.state

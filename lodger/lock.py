@@ -100,17 +100,27 @@ def _put(owner: Owner, lock: str) -> str:
     return f"{{ {{ printf '%s\\n' {quote([owner.text()])} > {new} && mv -f {new} {lock}; }} || {{ rm -f {new}; false; }}; }}"
 
 
+def _tell(lock: str) -> str:
+    return f"printf 'held\\n%s\\n' $(( $(date +%s) - $(stat -c %Y {lock}) )); cat {lock}"
+
+
 def attempt(owner: Owner, lock: str = paths.LOCK) -> Fact[Attempt]:
     """Return the one "fact" that acts: it takes the lock if nobody has it, in the same round trip that reads the rest."""
     snippet = f"""said=$( exec 2>&1; mkdir -p {paths.VAR} && {_ALONE} && [ ! -e {lock} ] && {_put(owner, lock)} )
 if [ "$(cat {lock} 2>/dev/null)" = {quote([owner.text()])} ]; then
     echo taken
 elif [ -e {lock} ]; then
-    printf 'held\\n%s\\n' $(( $(date +%s) - $(stat -c %Y {lock}) )); cat {lock}
+    {_tell(lock)}
 else
     echo "failed $said"
 fi"""
     return Fact("lock", snippet, _attempt)
+
+
+def seen(lock: str) -> Fact[Attempt | None]:
+    """Return the fact who has the lock, None for nobody; nothing is taken."""
+    snippet = f"[ ! -e {lock} ] || {{ {_tell(lock)}; }}"
+    return Fact("lock seen", snippet, lambda text: _attempt(text) if text.strip() else None)
 
 
 class Verdict(enum.Enum):

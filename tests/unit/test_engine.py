@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from types import MappingProxyType
 from typing import Any
@@ -150,10 +150,14 @@ class Told(Turns):
 
     def __init__(self) -> None:
         self.told: list[str] = []
+        self.looked: list[str] = []
 
     def take(self, pools: Sequence[str], waiting: Callable[[str], None]) -> None:
         self.told += [f"take {pool}" for pool in pools]
         waiting("eve")
+
+    def look(self, pools: Collection[str]) -> None:
+        self.looked = sorted(pools)
 
     def check(self) -> None:
         """It is never lost here."""
@@ -211,11 +215,17 @@ class Whole:
     """A run on a host that is as a twin was once, from its open lock to its end."""
 
     def __init__(
-        self, steps: list[Step], turns: Turns | None = None, *, broken: Mapping[str, LodgerError] = MappingProxyType({})
+        self,
+        steps: list[Step],
+        turns: Turns | None = None,
+        *,
+        broken: Mapping[str, LodgerError] = MappingProxyType({}),
+        holds: Sequence[str] = (),
+        ledger: str = "",
     ) -> None:
-        self.connection = Host("h", ())
+        self.connection = Host("h", holds)
         self.connection.broken.update(broken)
-        self.connection.texts = {name: text for name, (_, text) in captured("node1").sections.items()} | {"ledger": ""}
+        self.connection.texts = {name: text for name, (_, text) in captured("node1").sections.items()} | {"ledger": ledger}
         engine = Engine(self.connection, Quiet(), Quiet(), lambda *_: [], user="u", machine_id="m", turns=turns, poll=0.01)
         plan = Plan("deploy", "h", FIRST, lambda *_: (steps, {}))
         self.outcome = Outcome("h", "deploy")
@@ -246,6 +256,27 @@ def test_what_a_run_did_whose_turn_was_taken_is_undone() -> None:
     assert run.outcome.error is not None
     assert run.outcome.error.what == "the turn in pool p was taken by somebody else"
     assert (run.outcome.mark, turns.told[-1]) == (Mark.FAILED, "give back")
+
+
+@pytest.mark.parametrize("resumed", [False, True])
+def test_a_turn_that_only_a_person_may_take_over_refuses_the_run_before_anything_is_done(resumed: bool) -> None:
+    """And before anything that an earlier run began is undone."""
+
+    class Silent(Told):
+        def look(self, pools: Collection[str]) -> None:
+            raise Refused(f"another run has its turn in pool {min(pools)}")
+
+    before = captured("node1").dump()
+    ledger = Ledger("earlier", "deploy", {}, "u", before, ("ready(before)",)).text() if resumed else ""
+    run = Whole([*group("before", "", "ready"), *group("a", "p", "ready")], Silent(), ledger=ledger)
+    assert isinstance(run.error, Refused)
+    assert (run.error.what, run.acted) == ("another run has its turn in pool p", [])
+
+
+def test_turns_are_looked_at_that_are_due() -> None:
+    turns = Told()
+    Whole([*group("a", "p", "ready", "joined"), *group("b", "q", "ready")], turns, holds=["ready(b)", "ready(a)"])
+    assert turns.looked == ["p"]
 
 
 def test_a_run_that_ends_leaves_a_copy_of_its_journal_and_no_ledger() -> None:

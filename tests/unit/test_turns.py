@@ -16,7 +16,7 @@ import pytest
 
 from lodger import inventory, lock, paths
 from lodger.command import Command, Result
-from lodger.errors import ConnectionFailed, ConnectionLost, StateFailed
+from lodger.errors import ConnectionFailed, ConnectionLost, Refused, StateFailed
 from lodger.inventory import Host
 from lodger.lock import TTL, Owner
 from lodger.runs import router_host
@@ -218,6 +218,51 @@ def test_a_turn_whose_owner_is_silent_is_broken_only_by_hand(router: Shell) -> N
     broken.turns.give_back()
 
 
+def test_a_turn_whose_owner_is_silent_is_refused_before_it_is_taken(router: Shell) -> None:
+    router.hold(OTHER, age=TTL + 60)
+    with pytest.raises(Refused, match="another run has its turn in pool q") as caught:
+        Run(router).turns.look({"r", "q"})
+    assert (caught.value.cause, router.holder()) == (str(OTHER), "run-2")
+    assert "--break-lock" in caught.value.hint
+    Run(router, break_lock=True).turns.look({"q"})
+    assert router.holder() == "run-2"
+
+
+@pytest.mark.parametrize("owner", [OTHER, replace(ME, run="run-0", started=ME.started - 1), None])
+def test_a_turn_that_can_be_had_in_time_refuses_nothing(owner: Owner | None, router: Shell) -> None:
+    """A live one is waited for; that of one's own dead run, however old, is taken over."""
+    if owner is not None:
+        router.hold(owner, age=TTL - 60 if owner is OTHER else TTL + 60)
+    run = Run(router)
+    run.turns.look({"q", "s"})
+    assert (router.holder(), run.notes) == (owner.run if owner else "", [])
+    assert router.lock.parent.exists() == (owner is not None), "it only looks"
+
+
+def test_a_look_at_a_turn_over_a_lost_connection_is_the_runs_to_make_again_on_its_own_host_alone(router: Shell) -> None:
+    router.lost = True
+    with pytest.raises(ConnectionLost):
+        Run(router, here=True).turns.look({"q"})
+    away = Run(router)
+    away.turns.look({"q"})
+    assert away.notes == [], "it may be there again when the turn is taken"
+    router.lost = False
+    away.take()
+    assert (router.holder(), away.connected) == ("run-1", 2)
+    away.turns.give_back()
+
+
+def test_a_connection_that_was_lost_since_the_look_is_made_again_for_the_turn(router: Shell) -> None:
+    run = Run(router)
+    run.turns.look({"q"})
+    router.lost = True
+    run.router = Shell("node2", router.folder)
+    run.take()
+    assert (router.holder(), run.notes) == ("run-1", [])
+    run.turns.give_back()
+    assert not router.lock.exists()
+
+
 def test_a_router_whose_host_is_away_keeps_nobody_from_deploying(router: Shell) -> None:
     run = Run(router, fails=True)
     run.take()
@@ -246,6 +291,7 @@ def test_a_lost_connection_of_its_own_is_the_runs_to_make_again(router: Shell) -
 def test_on_another_machine_than_the_one_that_is_meant_nothing_is_written(tmp_path: Path) -> None:
     stranger = Shell("node2", tmp_path / "node2", machine="1" * 32)
     run = Run(stranger)
+    run.turns.look({"q"})
     run.take()
     assert "another machine" in run.notes[0]
     assert not (stranger.folder / "var").exists()
