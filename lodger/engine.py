@@ -316,22 +316,32 @@ class Engine:
             return
         if ledger is None:
             self._refuse_early(steps, read, outcome)
+        self._refuse_silent_turns(steps, read)
         own = Ledger(self.log.run, plan.runbook, params, self.user, before.dump())
         if ledger is not None:
             own = dataclasses.replace(own, acted=ledger.acted, stops=ledger.stops)
         run = _Progress(plan, steps, before, own, outcome, begun=ledger is not None)
         try:
-            if ledger is not None:  # what an earlier run began is put back when going on is refused
-                self._refuse_early(steps, read, outcome)
+            self._carry_out(run, read)
+        except Exception:
+            self._leave_copy(run)
+            raise
+
+    def _carry_out(self, run: _Progress, read: Facts) -> None:
+        """Establish the states, or undo what was done; raise what leaves the ledger on the host as it is."""
+        outcome, host = run.outcome, run.plan.host
+        try:
+            if run.begun:  # what an earlier run began is put back when going on is refused
+                self._refuse_early(run.steps, read, outcome)
             self._establish_all(run, read)
         except LockLost:
-            self.gates.fail(plan.host)
+            self.gates.fail(host)
             raise
         except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001  a mistake of ours must not leave a host half done
             outcome.error = self._failure(error)
-            outcome.error.host = plan.host
+            outcome.error.host = host
             outcome.mark = Mark.REFUSED if isinstance(error, Refused) and not run.begun else Mark.FAILED
-            self.gates.fail(plan.host)
+            self.gates.fail(host)
             self._no_more_stopping()
             self._undo_all(run)
         finally:
@@ -420,10 +430,10 @@ class Engine:
             self._stop_if_asked()
             self.report.progress(self.connection.host, f"{step.state.name}: waiting for {other}")
 
-        if step.turn:
-            self.gates.enter(step.turn, self.connection.host, waiting)
-            if (turns := self.turns) is not None:
-                self._patiently(lambda: turns.take(step.turn, waiting))
+        for pool in step.turns:
+            self.gates.enter(pool, self.connection.host, waiting)
+        if step.turns and (turns := self.turns) is not None:
+            self._patiently(lambda: turns.take(step.turns, waiting))
         return waited
 
     def _leave_turn(self) -> None:
@@ -516,8 +526,6 @@ class Engine:
 
     def _close(self, run: _Progress) -> None:
         """Compare the footprint with the one before, put the journal on the host, and end the ledger."""
-        if run.outcome.mark is Mark.UNDO_FAILED:
-            return
         now = self._reread(run)
         touched = frozenset(owner for step in run.steps for owner in step.state.touched(run.before) | step.state.touched(now))
         self._compare(run.before, now, touched, run.outcome)
@@ -534,11 +542,23 @@ class Engine:
         if run.outcome.mark is Mark.FAILED and not run.knows(run.ledger.acted):
             back = run.before[facts.DEPLOYED].standing == now[facts.DEPLOYED].standing
             run.outcome.unfinished = bool(run.outcome.losses) or not back
-        end = "" if run.outcome.unfinished else f" && rm -f {paths.LEDGER}"
+        leave = self._copy(ends_ledger=not run.outcome.unfinished)
+        self._patiently(lambda: self.connection.run(leave).check(run.plan.host))
+
+    def _copy(self, *, ends_ledger: bool) -> Command:
+        """Return what puts a copy of the journal on the host, and may end the ledger."""
+        end = f" && rm -f {paths.LEDGER}" if ends_ledger else ""
         folder, copy = f"{paths.VAR}/journal", quote([f"{paths.VAR}/journal/{self.log.run}.jsonl"])
         script = f"umask 077 && mkdir -p {folder} && chmod 700 {folder} && cat > {copy}{end} && sync -f {paths.VAR}"
-        leave = Command(script, why="leave the journal, end the ledger", stdin=self.log.content())
-        self._patiently(lambda: self.connection.run(leave).check(run.plan.host))
+        why = "leave the journal, end the ledger" if ends_ledger else "leave the journal"
+        return Command(script, why=why, stdin=self.log.content())
+
+    def _leave_copy(self, run: _Progress) -> None:
+        """Leave a copy for whoever has to put the host back by hand; that this fails must not hide why it is left to them."""
+        if run.begun:
+            self._no_more_stopping()
+            with contextlib.suppress(LodgerError):
+                self.connection.run(self._copy(ends_ledger=False))
 
     def _compare(self, before: Facts, after: Facts, touched: frozenset[footprint.Owner], outcome: Outcome) -> None:
         rebooted = before[facts.MACHINE].boot_id != after[facts.MACHINE].boot_id
@@ -622,6 +642,12 @@ class Engine:
             provided |= state.provides
         if found:
             raise _refusal(found)
+
+    def _refuse_silent_turns(self, steps: Sequence[Step], read: Facts) -> None:
+        """Raise Refused for a turn that the run could not take; what an earlier run began stays begun for it."""
+        due = {pool for step in steps if step.turns and step.state.missing(read) for pool in step.turns}
+        if (turns := self.turns) is not None:
+            self._patiently(lambda: turns.look(due))
 
     def _establish(self, run: _Progress, step: Step, read: Facts, missing: str) -> None:
         state = step.state
@@ -744,6 +770,8 @@ class Engine:
                 cause="no renewal got through for too long",
                 hint="nothing more was done and nothing undone; find out who took it, then run this again",
             )
+        if self.turns is not None:
+            self.turns.check()
         if self.connection.cancelled():
             raise KeyboardInterrupt
 

@@ -72,17 +72,21 @@ class Attempt:
     text: str = ""
 
 
+def owner_in(content: str) -> Owner | None:
+    """Return whom a lock file names, None for one that nobody can read."""
+    try:
+        return Owner(**json.loads(content))
+    except (ValueError, TypeError):
+        return None
+
+
 def _attempt(text: str) -> Attempt:
     word, _, rest = text.partition("\n")
     if word == "taken":
         return Attempt(taken=True)
     if word == "held":
         age, _, content = rest.partition("\n")
-        try:
-            owner = Owner(**json.loads(content))
-        except (ValueError, TypeError):
-            owner = None
-        return Attempt(taken=False, owner=owner, age=float(age), text=content.strip())
+        return Attempt(taken=False, owner=owner_in(content), age=float(age), text=content.strip())
     return Attempt(taken=False, failure=text.removeprefix("failed").strip() or "it could not be written")
 
 
@@ -96,17 +100,27 @@ def _put(owner: Owner, lock: str) -> str:
     return f"{{ {{ printf '%s\\n' {quote([owner.text()])} > {new} && mv -f {new} {lock}; }} || {{ rm -f {new}; false; }}; }}"
 
 
+def _tell(lock: str) -> str:
+    return f"printf 'held\\n%s\\n' $(( $(date +%s) - $(stat -c %Y {lock}) )); cat {lock}"
+
+
 def attempt(owner: Owner, lock: str = paths.LOCK) -> Fact[Attempt]:
     """Return the one "fact" that acts: it takes the lock if nobody has it, in the same round trip that reads the rest."""
     snippet = f"""said=$( exec 2>&1; mkdir -p {paths.VAR} && {_ALONE} && [ ! -e {lock} ] && {_put(owner, lock)} )
 if [ "$(cat {lock} 2>/dev/null)" = {quote([owner.text()])} ]; then
     echo taken
 elif [ -e {lock} ]; then
-    printf 'held\\n%s\\n' $(( $(date +%s) - $(stat -c %Y {lock}) )); cat {lock}
+    {_tell(lock)}
 else
     echo "failed $said"
 fi"""
     return Fact("lock", snippet, _attempt)
+
+
+def seen(lock: str) -> Fact[Attempt | None]:
+    """Return the fact who has the lock, None for nobody; nothing is taken."""
+    snippet = f"[ ! -e {lock} ] || {{ {_tell(lock)}; }}"
+    return Fact("lock seen", snippet, lambda text: _attempt(text) if text.strip() else None)
 
 
 class Verdict(enum.Enum):
@@ -138,8 +152,9 @@ def take_over(held: Attempt, mine: Owner, lock: str = paths.LOCK) -> Command:
 
 
 def renew(mine: Owner, lock: str = paths.LOCK) -> Command:
-    """Return the command that renews the lock while it is ours; exit code 1 says that it no longer is."""
-    script = f'[ "$(cat {lock} 2>/dev/null)" = {quote([mine.text()])} ] && touch {lock}'
+    """Return the command that renews the lock while it is ours; exit code 1 says that it no longer is, its output whose."""
+    ours = f'[ "$now" = {quote([mine.text()])} ] && touch {lock}'
+    script = f"now=$(cat {lock} 2>/dev/null); {ours} || {{ printf '%s\\n' \"$now\"; false; }}"
     return Command(script, why="renew the lock", ok=(0, 1))
 
 

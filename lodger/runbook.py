@@ -12,7 +12,7 @@ A state of the runbook's own is `state: shell` with `name`, `check`, `run`, and 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -188,10 +188,31 @@ def expand(runbook: Runbook, at: Situation) -> list[Step]:
                 told.add(item.name)
             states = [CATALOG[name][1](at, item) for name in block_names]
             name = item.name if isinstance(item, Managed) else item[1] if isinstance(item, tuple) else ""
-            turn = at.turns.get(name, "")
-            steps += [Step(state, block.heading, item=name, turn=turn, line=block.line) for state in states[:-1]]
-            steps.append(Step(states[-1], block.heading, witnesses, name, turn, last_of_turn=bool(turn), line=block.line))
-    return steps
+            turns = (at.turns[name],) if name in at.turns else ()
+            steps += [Step(state, block.heading, item=name, turns=turns, line=block.line) for state in states[:-1]]
+            steps.append(Step(states[-1], block.heading, witnesses, name, turns, line=block.line))
+    return _whole_turns(steps)
+
+
+def _whole_turns(steps: Sequence[Step]) -> list[Step]:
+    """Return ``steps`` with each turn as long as a service is away, however many blocks that takes.
+
+    Services that are away together have one turn, in the pools of all of them: given back with the first that returned, it
+    would let another host stop the last one that serves.
+    """
+    found, together, end = list(steps), list[int](), -1
+    last = {step.item: number for number, step in enumerate(steps) if step.turns}
+    for number, step in enumerate(steps):
+        if not step.turns:
+            continue
+        together.append(number)
+        end = max(end, last[step.item])
+        if number == end:
+            pools = tuple(sorted({pool for one in together for pool in steps[one].turns}))
+            for one in together:
+                found[one] = replace(steps[one], turns=pools, last_of_turn=one == end)
+            together.clear()
+    return found
 
 
 def _asked(block: Block, item: Any, at: Situation) -> tuple[list[str], tuple[str, ...]]:

@@ -126,8 +126,8 @@ class State:
 class Step:
     """A state within a runbook: where it stands there, and the testinfra files that confirm it.
 
-    ``item`` is the service or neighbour it stands for, "" for the host. ``turn`` names the pool whose restarts take turns
-    among hosts, "" for a state that restarts nothing; the turn is given back after the state with ``last_of_turn``.
+    ``item`` is the service or neighbour it stands for, "" for the host. ``turns`` names the pools whose restarts take turns
+    among hosts, none for a state that restarts nothing; the turn is given back after the state with ``last_of_turn``.
     ``line`` is where its block stands in the runbook.
     """
 
@@ -135,7 +135,7 @@ class Step:
     heading: str = ""
     witnesses: tuple[str, ...] = ()
     item: str = ""
-    turn: str = ""
+    turns: tuple[str, ...] = ()
     last_of_turn: bool = False
     line: int = 0
 

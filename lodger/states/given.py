@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from lodger import facts, membership, paths, pauses, render
+from lodger import facts, lock, membership, paths, pauses, render
 from lodger.command import Command
 from lodger.facts import Deployed, Fact, Facts
 from lodger.footprint import Owner
@@ -43,6 +43,7 @@ class WayBack:
             unit=service.unit,
             until=pause.until,
             lock=paths.LOCK,
+            lock_ttl_s=lock.TTL,
             ledger=paths.LEDGER,
             var=paths.VAR,
             run=places.service,

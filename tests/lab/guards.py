@@ -275,7 +275,7 @@ GUARDS = [
     Guard(
         "another person's turn in a pool",
         ENGINE,
-        "self._patiently(lambda: turns.take(step.turn, waiting))",
+        "self._patiently(lambda: turns.take(step.turns, waiting))",
         "pass",
         "tests/lab/test_pool.py::test_a_pool_that_drifted_is_shown_by_plan_and_mended_in_turn_without_a_restart",
     ),

@@ -5,19 +5,24 @@ from __future__ import annotations
 import re
 import shlex
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
+from types import MappingProxyType
 from typing import Any
 
 import pytest
 
+from lodger import facts, paths
 from lodger.command import Command, Result, Transport
 from lodger.engine import Engine, Ledger, Mark, Outcome, Plan, _Progress
-from lodger.errors import LodgerError, StateFailed
+from lodger.errors import ConnectionLost, LockLost, LodgerError, Refused, StateFailed
 from lodger.facts import Fact, Facts
 from lodger.gate import Gates
-from lodger.states.base import State, Step
+from lodger.states.base import Blocker, State, Step
 from lodger.turns import Turns
+from tests.unit.readings import captured
+
+FIRST: tuple[Fact[Any], ...] = (facts.MACHINE, facts.DEPLOYED, *facts.FOOTPRINT)
 
 
 class Host:
@@ -26,15 +31,23 @@ class Host:
     def __init__(self, name: str, holds: Sequence[str]) -> None:
         self.host, self.holds, self.round_trips = name, set(holds), 0
         self.ran: list[str] = []
+        self.texts: dict[str, str] = {}
+        self.broken: dict[str, LodgerError] = {}
         self.cancelled: Callable[[], bool] = lambda: False
 
     def run(self, command: Command, on_line: Callable[[str], None] | None = None) -> Result:
         del on_line
         self.ran.append(command.script)
-        if command.script.startswith("set "):
-            self.holds.add(command.script.removeprefix("set "))
+        word, _, name = command.script.partition(" ")
+        if word in self.broken:
+            raise self.broken[word]
+        if word == "set":
+            self.holds.add(name)
+        elif word == "unset":
+            self.holds.discard(name)
         names = [shlex.split(word)[0] for word in re.findall(r'begin %s\\n" (.+)$', command.script, re.MULTILINE)]
-        said = [f"@@lodger-fact k begin {one}\n{int(one in self.holds)}\n@@lodger-fact k end 0\n" for one in names]
+        read = [(one, self.texts.get(one, str(int(one in self.holds)))) for one in names]
+        said = [f"@@lodger-fact k begin {one}\n{text}\n@@lodger-fact k end 0\n" for one, text in read]
         return Result(command, 0, "@@lodger-facts k\n" + "".join(said), "", 0.0)
 
     def forward(self, address: str, port: int) -> AbstractContextManager[int]:
@@ -59,6 +72,10 @@ class Named(State):
         del read
         return [Command(f"set {self.name}")]
 
+    def undo(self, before: Facts, now: Facts) -> list[Command]:
+        del before, now
+        return [Command(f"unset {self.name}")]
+
 
 class Quiet:
     """A log and a report that nobody reads."""
@@ -72,8 +89,9 @@ class Quiet:
 def group(item: str, pool: str, *names: str) -> list[Step]:
     """Return the steps of one item, as a runbook is expanded: the last has the witness and gives the turn back."""
     *first, last = [Named(f"{name}({item})") for name in names]
-    steps = [Step(state, item=item, turn=pool, line=1) for state in first]
-    return [*steps, Step(last, "", ("test_worker.py",), item, pool, last_of_turn=True, line=1)]
+    turns = (pool,) if pool else ()
+    steps = [Step(state, item=item, turns=turns, line=1) for state in first]
+    return [*steps, Step(last, "", ("test_worker.py",), item, turns, last_of_turn=bool(pool), line=1)]
 
 
 class Walk:
@@ -132,10 +150,17 @@ class Told(Turns):
 
     def __init__(self) -> None:
         self.told: list[str] = []
+        self.looked: list[str] = []
 
-    def take(self, pool: str, waiting: Callable[[str], None]) -> None:
-        self.told.append(f"take {pool}")
+    def take(self, pools: Sequence[str], waiting: Callable[[str], None]) -> None:
+        self.told += [f"take {pool}" for pool in pools]
         waiting("eve")
+
+    def look(self, pools: Collection[str]) -> None:
+        self.looked = sorted(pools)
+
+    def check(self) -> None:
+        """It is never lost here."""
 
     def give_back(self) -> None:
         self.told.append("give back")
@@ -163,13 +188,136 @@ def test_what_was_waited_for_is_read_again_before_anything_is_done() -> None:
     walk = Walk(group("a", "p", "ready", "joined"), [READY])
 
     class Meanwhile(Told):
-        def take(self, pool: str, waiting: Callable[[str], None]) -> None:
-            super().take(pool, waiting)
+        def take(self, pools: Sequence[str], waiting: Callable[[str], None]) -> None:
+            super().take(pools, waiting)
             walk.connection.holds.add(JOINED)
 
     walk.engine.turns = Meanwhile()
     walk.go()
     assert "set joined(a)" not in walk.connection.ran
+
+
+def test_a_run_whose_turn_was_taken_stops_before_its_next_command() -> None:
+    walk = Walk(group("a", "p", "drained", "ready", "joined"))
+
+    class Taken(Told):
+        def check(self) -> None:
+            if "set drained(a)" in walk.connection.ran:
+                raise StateFailed("the turn in pool p was taken by somebody else")
+
+    walk.engine.turns = Taken()
+    with pytest.raises(StateFailed, match="was taken by somebody else"):
+        walk.go()
+    assert [script for script in walk.connection.ran if script.startswith("set ")] == ["set drained(a)"]
+
+
+class Whole:
+    """A run on a host that is as a twin was once, from its open lock to its end."""
+
+    def __init__(
+        self,
+        steps: list[Step],
+        turns: Turns | None = None,
+        *,
+        broken: Mapping[str, LodgerError] = MappingProxyType({}),
+        holds: Sequence[str] = (),
+        ledger: str = "",
+    ) -> None:
+        self.connection = Host("h", holds)
+        self.connection.broken.update(broken)
+        self.connection.texts = {name: text for name, (_, text) in captured("node1").sections.items()} | {"ledger": ledger}
+        engine = Engine(self.connection, Quiet(), Quiet(), lambda *_: [], user="u", machine_id="m", turns=turns, poll=0.01)
+        plan = Plan("deploy", "h", FIRST, lambda *_: (steps, {}))
+        self.outcome = Outcome("h", "deploy")
+        self.error: LodgerError | None = None
+        try:
+            engine._locked(plan, engine._read([facts.BUSY, facts.LEDGER, *FIRST]), self.outcome)
+        except LodgerError as error:
+            self.error = error
+
+    @property
+    def copies(self) -> list[str]:
+        return [script for script in self.connection.ran if "lodger/journal/run.jsonl" in script]
+
+    @property
+    def acted(self) -> list[str]:
+        return [script for script in self.connection.ran if script.startswith(("set ", "unset "))]
+
+
+def test_what_a_run_did_whose_turn_was_taken_is_undone() -> None:
+    class Taken(Told):
+        def check(self) -> None:
+            if "take p" in self.told:
+                raise StateFailed("the turn in pool p was taken by somebody else")
+
+    turns = Taken()
+    run = Whole([*group("before", "", "ready"), *group("a", "p", "ready", "joined")], turns)
+    assert run.acted == ["set ready(before)", "unset ready(before)"]
+    assert run.outcome.error is not None
+    assert run.outcome.error.what == "the turn in pool p was taken by somebody else"
+    assert (run.outcome.mark, turns.told[-1]) == (Mark.FAILED, "give back")
+
+
+@pytest.mark.parametrize("resumed", [False, True])
+def test_a_turn_that_only_a_person_may_take_over_refuses_the_run_before_anything_is_done(resumed: bool) -> None:
+    """And before anything that an earlier run began is undone."""
+
+    class Silent(Told):
+        def look(self, pools: Collection[str]) -> None:
+            raise Refused(f"another run has its turn in pool {min(pools)}")
+
+    before = captured("node1").dump()
+    ledger = Ledger("earlier", "deploy", {}, "u", before, ("ready(before)",)).text() if resumed else ""
+    run = Whole([*group("before", "", "ready"), *group("a", "p", "ready")], Silent(), ledger=ledger)
+    assert isinstance(run.error, Refused)
+    assert (run.error.what, run.acted) == ("another run has its turn in pool p", [])
+
+
+def test_turns_are_looked_at_that_are_due() -> None:
+    turns = Told()
+    Whole([*group("a", "p", "ready", "joined"), *group("b", "q", "ready")], turns, holds=["ready(b)", "ready(a)"])
+    assert turns.looked == ["p"]
+
+
+def test_a_run_that_ends_leaves_a_copy_of_its_journal_and_no_ledger() -> None:
+    run = Whole(group("a", "", "ready"))
+    assert (run.outcome.mark, len(run.copies), f"rm -f {paths.LEDGER}" in run.copies[0]) == (Mark.DONE, 1, True)
+
+
+@pytest.mark.parametrize("kept", [{}, {"umask": ConnectionLost("it is gone")}])
+@pytest.mark.parametrize(
+    ("broken", "error"),
+    [
+        ({"joined": StateFailed("it does not join"), "unset": StateFailed("no way back")}, "the host could not be put back"),
+        ({"joined": LockLost("the lock is eve's")}, "the lock is eve's"),
+    ],
+)
+def test_a_run_that_leaves_a_host_half_done_leaves_its_journal_there_with_the_ledger(
+    broken: dict[str, LodgerError], error: str, kept: dict[str, LodgerError]
+) -> None:
+    """Whoever ends it by hand looks for it there; that it cannot be written is not what they have to know."""
+
+    class Broken(Named):
+        def act(self, read: Facts) -> list[Command]:
+            del read
+            return [Command("joined")]
+
+    run = Whole([*group("a", "", "ready"), Step(Broken("joined(a)"))], broken={**broken, **kept})
+    assert run.error is not None
+    assert run.error.what == error
+    assert [f"rm -f {paths.LEDGER}" in script for script in run.copies] == [False]
+    assert "umask 077" in run.copies[0]
+
+
+def test_a_run_that_began_nothing_leaves_nothing() -> None:
+    class Refusing(Named):
+        def blockers(self, read: Facts) -> list[Blocker]:
+            del read
+            return [Blocker("it cannot be")]
+
+    run = Whole([Step(Refusing("ready(a)"))])
+    assert isinstance(run.error, Refused)
+    assert (run.acted, run.copies) == ([], [])
 
 
 def test_two_hosts_that_take_turns_in_two_pools_the_other_way_round_both_come_to_an_end() -> None:
@@ -184,7 +332,7 @@ def test_two_hosts_that_take_turns_in_two_pools_the_other_way_round_both_come_to
                 return super().act(read)
 
         found = [*group("a", first, "ready", "joined"), *group("b", second, "ready", "joined")]
-        return [Step(Meets("ready(a)"), item="a", turn=first, line=1), *found[1:]]
+        return [Step(Meets("ready(a)"), item="a", turns=(first,), line=1), *found[1:]]
 
     def go(host: str, first: str, second: str) -> None:
         walk = Walk(steps(first, second), ["joined(a)", "joined(b)"], gates=gates, host=host)

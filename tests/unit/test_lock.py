@@ -158,7 +158,8 @@ def test_only_the_owner_renews(host: Host) -> None:
     assert host.renew(MINE) == 1
     assert host.attempt(OTHER).taken
     host.age(500)
-    assert host.renew(MINE) == 1
+    refused = host.sh(lock.renew(MINE).script)
+    assert (refused.returncode, lock.owner_in(refused.stdout)) == (1, OTHER)
     assert host.attempt(MINE).age > 400
 
 

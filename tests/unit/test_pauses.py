@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lodger import facts, inventory, operate, pauses, runbook
+from lodger import facts, inventory, lock, operate, paths, pauses, runbook
 from lodger.engine import Ledger
 from lodger.errors import Refused, UsageError
 from lodger.facts import Facts, HostFile
@@ -626,6 +626,49 @@ def test_it_keeps_out_of_the_way_of_a_run(held: str, stage: Any) -> None:
     (made.root / "var/lib/lodger" / held).unlink()
     run.communicate(timeout=60)
     assert "start --no-block" in made.log.read_text()
+
+
+def dead(one: Stage, age: float) -> None:
+    one.lock.write_text("somebody")
+    os.utime(one.lock, (time.time() - age,) * 2)
+
+
+def test_a_lock_that_nobody_renews_any_more_keeps_no_worker_away(stage: Any) -> None:
+    """The next run of whoever left it may be days away."""
+    made, run = stage(prepare=lambda one: dead(one, lock.TTL + 5))
+    run.communicate(timeout=60)
+    assert "start --no-block" in made.log.read_text()
+    assert not made.lock.exists()
+
+
+@pytest.mark.parametrize(("age", "ledger"), [(lock.TTL - 60, False), (lock.TTL + 5, True)])
+def test_a_lock_that_is_renewed_or_has_left_a_ledger_is_waited_for(age: float, ledger: bool, stage: Any) -> None:
+    def left(one: Stage) -> None:
+        dead(one, age)
+        if ledger:
+            (one.root / "var/lib/lodger/unfinished.json").write_text("{}")
+
+    made, _ = stage(prepare=left)
+    until_true(made.waits)
+    assert "run of Lodger" in made.motd.read_text()
+    assert made.log.read_text() == ""
+    assert made.lock.read_text() == "somebody"
+
+
+def test_who_takes_an_expired_lock_over_and_the_timer_never_both_have_it(stage: Any) -> None:
+    """A controller with --break-lock holds the folder while it looks and writes; what it wrote is fresh to the timer."""
+    eve = lock.Owner("eve", "hers", 17, 900, "elsewhere")
+
+    def breaking(one: Stage) -> None:
+        dead(one, lock.TTL + 5)
+        seen = lock.Attempt(taken=False, text="somebody")
+        script = lock.take_over(seen, eve).script.replace(paths.VAR, f"{one.root}/var/lib/lodger")
+        assert subprocess.run(["sh", "-c", script], check=False, timeout=20).returncode == 0
+
+    made, _ = stage(prepare=breaking)
+    until_true(made.waits)
+    assert made.log.read_text() == ""
+    assert lock.owner_in(made.lock.read_text()) == eve
 
 
 def test_a_router_that_does_not_answer_is_asked_again(stage: Any) -> None:

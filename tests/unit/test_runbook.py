@@ -3,6 +3,7 @@
 import re
 import subprocess
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -231,14 +232,25 @@ def test_rollback_ends_with_the_restored_neighbour_before_the_record() -> None:
 
 def test_turns_are_taken_for_each_service_and_given_back_after_its_last_state() -> None:
     steps = {step.state.name: step for step in expand(runbook.load("deploy"), AT)}
-    assert {step.turn for name, step in steps.items() if "(a)" in name or "(worker-a)" in name} == {"qwen38"}
+    assert {step.turns for name, step in steps.items() if "(a)" in name or "(worker-a)" in name} == {("qwen38",)}
     assert [name for name, step in steps.items() if step.last_of_turn] == [
         "worker_joined(a)",
         "worker_joined(b)",
         "pool_complete",
     ]
-    assert steps["release_staged"].turn == ""
-    assert steps["service_gone(worker-old)"].turn == ""
+    assert steps["release_staged"].turns == ()
+    assert steps["service_gone(worker-old)"].turns == ()
+
+
+@pytest.mark.parametrize("name", ["driver-upgrade", "reboot"])
+@pytest.mark.parametrize("pools", [("qwen38", "qwen38"), ("qwen38", "another")])
+def test_a_turn_is_kept_until_the_last_worker_that_was_stopped_is_back(name: str, pools: tuple[str, str]) -> None:
+    """Between two blocks nobody of the pool may serve here: another host that stopped its worker then would leave none."""
+    turns = {"worker-a": pools[0], "worker-b": pools[1], "router": "qwen38"}
+    steps = [step for step in expand(runbook.load(name), replace(AT, turns=turns)) if step.item.startswith("worker-")]
+    assert names(steps)[0] == "worker_leaving(a)"
+    assert {step.turns for step in steps} == {tuple(sorted(set(pools)))}
+    assert [step.state.name for step in steps if step.last_of_turn] == ["worker_returned(b)"]
 
 
 def test_witnesses_are_asked_after_the_last_state_of_their_group() -> None:

@@ -16,7 +16,7 @@ import pytest
 
 from lodger import inventory, lock, paths
 from lodger.command import Command, Result
-from lodger.errors import ConnectionFailed, ConnectionLost, StateFailed
+from lodger.errors import ConnectionFailed, ConnectionLost, Refused, StateFailed
 from lodger.inventory import Host
 from lodger.lock import TTL, Owner
 from lodger.runs import router_host
@@ -33,6 +33,7 @@ class Shell:
     def __init__(self, name: str, folder: Path, machine: str = MACHINE) -> None:
         self.host, self.folder, self.lost = name, folder, False
         self.ran: list[str] = []
+        self.refused = ""
         folder.mkdir(exist_ok=True)
         (folder / "machine-id").write_text(machine + "\n")
 
@@ -41,7 +42,7 @@ class Shell:
             raise ConnectionLost("it is gone")
         self.ran.append(command.why)
         script = command.script.replace(paths.VAR, f"{self.folder}/var").replace("/etc/machine-id", f"{self.folder}/machine-id")
-        done = subprocess.run(["sh", "-c", script], capture_output=True, text=True, timeout=20, check=False)
+        done = subprocess.run(["sh", "-c", self.refused + script], capture_output=True, text=True, timeout=20, check=False)
         return Result(command, done.returncode, done.stdout, done.stderr, 0.0)
 
     def forward(self, address: str, port: int) -> AbstractContextManager[int]:
@@ -82,24 +83,34 @@ class Run:
         self.notes: list[str] = []
         self.waited: list[str] = []
         self.given_up = False
-        self._router, self._fails = router, fails
+        self.connected = 0
+        self.router, self.fails = router, fails
         host = inventory.load(Path(__file__).parents[2] / "hosts").hosts["node2"].model_copy(update={"machine_id": MACHINE})
         own = router if here else Shell("node1", router.folder.parent / "node1")
         told, routers = self.notes.append, {"q": host, "r": host}
         self.turns = Turns(me, own, routers, self._connect, told, poll=0.05, patience=patience, break_lock=break_lock)
 
     def _connect(self, host: Host) -> Shell:
-        if self._fails:
+        self.connected += 1
+        if self.fails:
             raise ConnectionFailed("it cannot be reached", host=host.name)
-        return self._router
+        return self.router
 
-    def take(self, pool: str = "q") -> None:
-        self.turns.take(pool, self._waiting)
+    def take(self, *pools: str) -> None:
+        self.turns.take(pools or ("q",), self._waiting)
 
     def _waiting(self, other: str) -> None:
         self.waited.append(other)
         if self.given_up:
             raise KeyboardInterrupt
+
+
+def fails(action: Callable[[], None]) -> StateFailed | None:
+    try:
+        action()
+    except StateFailed as error:
+        return error
+    return None
 
 
 def background(action: Callable[[], None]) -> threading.Thread:
@@ -142,6 +153,34 @@ def test_a_turn_is_taken_once_and_nobody_holds_two(router: Shell) -> None:
     run.turns.give_back()
 
 
+def test_the_turns_of_workers_that_are_away_together_are_taken_and_given_back_together(router: Shell) -> None:
+    """A pool that has no lock, "s", lets go of none of the others."""
+    other, second = router.folder / "var/lock-r", Run(router, me=replace(ME, run="run-9"))
+    first = Run(router)
+    first.take("r", "s", "q")
+    first.take("r", "s", "q")
+    assert (router.holder(), other.exists()) == ("run-1", True)
+    assert router.ran == ["take the pool's turn"] * 2
+    thread = background(lambda: second.take("q"))
+    until_true(lambda: second.waited)
+    first.turns.give_back()
+    thread.join(10)
+    assert (router.holder(), other.exists()) == ("run-9", False)
+    second.turns.give_back()
+
+
+def test_runs_that_want_the_same_pools_the_other_way_round_do_not_wait_for_each_other(router: Shell) -> None:
+    router.hold(OTHER)
+    run = Run(router)
+    thread = background(lambda: run.take("r", "q"))
+    until_true(lambda: run.waited)
+    assert not (router.folder / "var/lock-r").exists(), "the first name is waited for before the second is taken"
+    router.lock.unlink()
+    thread.join(10)
+    assert (router.holder(), (router.folder / "var/lock-r").exists()) == ("run-1", True)
+    run.turns.give_back()
+
+
 def test_who_gives_up_waiting_takes_nothing(router: Shell) -> None:
     router.hold(OTHER)
     run = Run(router)
@@ -179,6 +218,51 @@ def test_a_turn_whose_owner_is_silent_is_broken_only_by_hand(router: Shell) -> N
     broken.turns.give_back()
 
 
+def test_a_turn_whose_owner_is_silent_is_refused_before_it_is_taken(router: Shell) -> None:
+    router.hold(OTHER, age=TTL + 60)
+    with pytest.raises(Refused, match="another run has its turn in pool q") as caught:
+        Run(router).turns.look({"r", "q"})
+    assert (caught.value.cause, router.holder()) == (str(OTHER), "run-2")
+    assert "--break-lock" in caught.value.hint
+    Run(router, break_lock=True).turns.look({"q"})
+    assert router.holder() == "run-2"
+
+
+@pytest.mark.parametrize("owner", [OTHER, replace(ME, run="run-0", started=ME.started - 1), None])
+def test_a_turn_that_can_be_had_in_time_refuses_nothing(owner: Owner | None, router: Shell) -> None:
+    """A live one is waited for; that of one's own dead run, however old, is taken over."""
+    if owner is not None:
+        router.hold(owner, age=TTL - 60 if owner is OTHER else TTL + 60)
+    run = Run(router)
+    run.turns.look({"q", "s"})
+    assert (router.holder(), run.notes) == (owner.run if owner else "", [])
+    assert router.lock.parent.exists() == (owner is not None), "it only looks"
+
+
+def test_a_look_at_a_turn_over_a_lost_connection_is_the_runs_to_make_again_on_its_own_host_alone(router: Shell) -> None:
+    router.lost = True
+    with pytest.raises(ConnectionLost):
+        Run(router, here=True).turns.look({"q"})
+    away = Run(router)
+    away.turns.look({"q"})
+    assert away.notes == [], "it may be there again when the turn is taken"
+    router.lost = False
+    away.take()
+    assert (router.holder(), away.connected) == ("run-1", 2)
+    away.turns.give_back()
+
+
+def test_a_connection_that_was_lost_since_the_look_is_made_again_for_the_turn(router: Shell) -> None:
+    run = Run(router)
+    run.turns.look({"q"})
+    router.lost = True
+    run.router = Shell("node2", router.folder)
+    run.take()
+    assert (router.holder(), run.notes) == ("run-1", [])
+    run.turns.give_back()
+    assert not router.lock.exists()
+
+
 def test_a_router_whose_host_is_away_keeps_nobody_from_deploying(router: Shell) -> None:
     run = Run(router, fails=True)
     run.take()
@@ -207,6 +291,7 @@ def test_a_lost_connection_of_its_own_is_the_runs_to_make_again(router: Shell) -
 def test_on_another_machine_than_the_one_that_is_meant_nothing_is_written(tmp_path: Path) -> None:
     stranger = Shell("node2", tmp_path / "node2", machine="1" * 32)
     run = Run(stranger)
+    run.turns.look({"q"})
     run.take()
     assert "another machine" in run.notes[0]
     assert not (stranger.folder / "var").exists()
@@ -218,6 +303,56 @@ def test_a_turn_is_renewed_while_it_lasts(router: Shell, monkeypatch: pytest.Mon
     run.take()
     router.hold(ME, age=100)
     until_true(lambda: time.time() - router.lock.stat().st_mtime < 50)
+    run.turns.give_back()
+
+
+@pytest.mark.parametrize(
+    ("other", "now"), [(OTHER, r"eve \(pid 17\), run run-2 has it now"), (None, "no renewal got through for too long")]
+)
+def test_a_turn_that_somebody_else_took_is_noticed(
+    other: Owner | None, now: str, router: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lock, "RENEWAL", 0.05)
+    run = Run(router)
+    run.take("r", "q")
+    run.turns.check()
+    if other is None:
+        router.lock.unlink()
+    else:
+        router.hold(other)
+    until_true(lambda: fails(run.turns.check))
+    with pytest.raises(StateFailed, match=rf"the turn in pool q was taken by somebody else \({now}\)"):
+        raise fails(run.turns.check) or AssertionError
+    run.turns.give_back()
+    assert router.holder() == ("run-2" if other else "")
+    run.turns.check()
+
+
+def test_a_run_that_was_cut_off_from_its_turn_connects_again_and_hears_who_has_it(
+    router: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lock, "RENEWAL", 0.05)
+    run = Run(router)
+    run.take()
+    run.fails, router.lost = True, True
+    until_true(lambda: run.connected > 2)
+    run.turns.check()
+    run.router, run.fails = Shell("node2", router.folder), False
+    until_true(lambda: "renew the lock" in run.router.ran)
+    run.turns.check()
+    router.hold(OTHER)
+    until_true(lambda: fails(run.turns.check))
+    run.turns.give_back()
+    assert router.holder() == "run-2"
+
+
+def test_a_renewal_that_the_disk_refuses_is_no_loss(router: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lock, "RENEWAL", 0.05)
+    monkeypatch.setattr(router, "refused", "touch() { false; }\n")
+    run = Run(router)
+    run.take()
+    until_true(lambda: router.ran.count("renew the lock") > 1)
+    run.turns.check()
     run.turns.give_back()
 
 
