@@ -326,6 +326,8 @@ def test_an_undo_that_fails_leaves_the_commands_and_a_later_run_finishes(old: Tw
     assert (ran.code, ran.one["outcome"]) == (4, "undo failed"), str(ran)
     hint = ran.one["error"]["hint"]
     assert hint.index("dpkg --install") < hint.index("docker start qwen38-fp8-sglang") < hint.index("supervisorctl start")
+    left = f"/var/lib/lodger/journal/{ran.one['journal']}.jsonl /var/lib/lodger/unfinished.json"
+    assert old.exec(f"stat -c %a {left}").stdout.split() == ["600", "600"], "whoever ends it by hand finds both"
     faults.switch_off(old)
     site.well(*UPGRADE)
     assert driver(old) == NEW
