@@ -154,7 +154,10 @@ def test_a_reboot_takes_everybody_down_in_order_and_brings_everybody_back(fresh:
     site.hosts.joinpath("node2.yml").unlink()  # the pool's router would be there
     site.edit("node1", lambda host: host.update(router={"pool": "qwen38", "port": 30002, "prometheus_port": 29000}))
     site.well("deploy", "--host", "node1")
-    twin.exec("supervisorctl start aigc-creator; systemctl disable lodger-router", check=False)
+    twin.exec("supervisorctl start aigc-creator", check=False)
+    unit = "[Unit]\nAfter=lodger-router.service\n[Service]\nType=oneshot\nExecStart=systemctl stop lodger-router\n"
+    twin.write("/etc/systemd/system/stopper.service", f"{unit}[Install]\nWantedBy=multi-user.target\n")
+    twin.exec("systemctl daemon-reload; systemctl enable stopper")
     boot = twin.exec("cat /proc/sys/kernel/random/boot_id").stdout
     before = judge.snapshot(twin)
 
