@@ -712,6 +712,7 @@ class Engine:
             except LodgerError as error:
                 self.log.write("check", state=state.name, passed=False, said=str(error))
                 self._keep_evidence(run, state)
+                self._same_boot(run, state)
                 raise
             self.log.write("check", state=state.name, passed=True, said=said)
             self.report.note(run.plan.host, said)
@@ -722,6 +723,7 @@ class Engine:
             lines = [line for line in (result.stderr.strip() or result.stdout.strip()).splitlines() if line.strip()]
             cause = "; ".join(lines[-2:]) if lines else f"exit code {result.code}, nothing printed"
             self._keep_evidence(run, state)
+            self._same_boot(run, state)  # a command that a boot cuts off may fail before the connection does
             raise StateFailed(f"could not {action.why}" if action.why else f"`{action}` failed", cause=cause, state=state.name)
 
     def _keep_evidence(self, run: _Progress, state: State) -> None:

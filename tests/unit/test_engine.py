@@ -222,10 +222,11 @@ class Whole:
         broken: Mapping[str, LodgerError] = MappingProxyType({}),
         holds: Sequence[str] = (),
         ledger: str = "",
+        connection: Host | None = None,
     ) -> None:
-        self.connection = Host("h", holds)
+        self.connection = connection or Host("h", holds)
         self.connection.broken.update(broken)
-        self.connection.texts = {name: text for name, (_, text) in captured("node1").sections.items()} | {"ledger": ledger}
+        self.connection.texts |= {name: text for name, (_, text) in captured("node1").sections.items()} | {"ledger": ledger}
         engine = Engine(self.connection, Quiet(), Quiet(), lambda *_: [], user="u", machine_id="m", turns=turns, poll=0.01)
         plan = Plan("deploy", "h", FIRST, lambda *_: (steps, {}))
         self.outcome = Outcome("h", "deploy")
@@ -277,6 +278,37 @@ def test_turns_are_looked_at_that_are_due() -> None:
     turns = Told()
     Whole([*group("a", "p", "ready", "joined"), *group("b", "q", "ready")], turns, holds=["ready(b)", "ready(a)"])
     assert turns.looked == ["p"]
+
+
+class Booting(Host):
+    """A host that loses its power while the first command of a state ``cut`` runs: that fails, and only then is the host gone."""
+
+    def __init__(self) -> None:
+        super().__init__("h", ())
+        self.power, self.boots = True, 1
+
+    def run(self, command: Command, on_line: Callable[[str], None] | None = None) -> Result:
+        if not self.power:
+            raise ConnectionLost("it is gone")
+        if command.script == "set cut(a)" and self.boots == 1:
+            self.power = False
+            return Result(command, 1, "", "Connection reset by peer", 0.0)
+        return super().run(command, on_line)
+
+    def reconnect(self, patience: float = 0) -> None:
+        del patience
+        self.power, self.boots = True, self.boots + 1
+        self.holds.clear()
+        boot = re.compile(r"[0-9a-f]{8}-[0-9a-f-]{27}")
+        self.texts[facts.MACHINE.name] = boot.sub(
+            f"{self.boots:08}-0000-0000-0000-000000000000", self.texts[facts.MACHINE.name]
+        )
+
+
+def test_a_command_that_fails_because_the_host_boots_is_begun_again_with_all_before_it() -> None:
+    run = Whole(group("a", "", "ready", "cut"), connection=Booting())
+    assert run.acted == ["set ready(a)", "set ready(a)", "set cut(a)"]
+    assert (run.outcome.mark, run.outcome.error) == (Mark.DONE, None)
 
 
 def test_a_run_that_ends_leaves_a_copy_of_its_journal_and_no_ledger() -> None:
