@@ -389,7 +389,7 @@ def capacity(
     positional=["name"],
     help={
         **_RUN,
-        "name": "a runbook, runbooks/NAME.md beside the inventory or of Lodger",
+        "name": "a runbook, runbooks/NAME.md in the inventory's folder or of Lodger",
         "now": "pause neighbours outside their hours too",
     },
 )
@@ -429,15 +429,17 @@ def runbook(
 @task(name="check", help={"hosts-dir": _HOST["hosts-dir"], "json": "print the mistakes as JSON"})
 @reports_errors
 def runbook_check(c: Context, json: bool = False, hosts_dir: str | None = None) -> None:
-    """Read every runbook, those beside the inventory too, and say every mistake, with file and line."""
+    """Read every runbook, those in the inventory's folder too, and say every mistake, with file and line."""
     del c
     from lodger import runbook as books
 
-    mistakes = [*books.check(), *books.check(inventory(hosts_dir).folder / "runbooks")]
+    folders = (books.FOLDER, inventory(hosts_dir).folder / "runbooks")
+    mistakes = [mistake for folder in folders for mistake in books.check(folder)]
     if json:
         print_json(mistakes)
     else:
-        print("\n".join(mistakes) or "every runbook is well")
+        read = ", ".join(f"{len(list(folder.glob('*.md')))} in {folder}" for folder in folders)
+        print("\n".join(mistakes) or f"every runbook is well: {read}")
     if mistakes:
         raise Exit(code=2)
 

@@ -40,6 +40,10 @@ class LodgerProgram(Program):
         """Parse Invoke's own options."""
         with _usage():
             super().parse_core(argv)
+        if self.args.dry.value:
+            raise Exit(
+                "--dry is Invoke's own and would stop nothing here\n  hint: TASK --dry-run shows what would be done", code=2
+            )
 
     def parse_tasks(self) -> None:
         """Parse tasks and their options."""
@@ -97,7 +101,8 @@ def inventory(hosts_dir: str | None) -> Fleet:
     if hosts_dir and aimed and Path(hosts_dir).resolve() != Path(aimed).resolve():
         # `lab` aims by LODGER_HOSTS: a flag that quietly won would send a rehearsal to the real hosts.
         raise UsageError(
-            f"two inventories are named: --hosts-dir {hosts_dir} and LODGER_HOSTS={aimed}", hint="name one of them"
+            f"two inventories are named: --hosts-dir {hosts_dir} and LODGER_HOSTS={aimed}",
+            hint="name one of them; `lab` names its twins': `LODGER_HOSTS=DIR ./ops lab TASK` has twins of another one",
         )
     return load(Path(hosts_dir or os.environ.get("LODGER_HOSTS") or checkout.ROOT / "hosts"))
 

@@ -64,7 +64,7 @@ class Pause:
         back = f"It comes back at {self.until[11:]}" if self.until else f"It comes back when {self.who} resumes it"
         return (
             f"{gpus} {are} free{end}: Lodger's worker {self.worker} is paused by {self.who}.\n"
-            f"{back} and nobody is there: end your processes then, and tell {self.who} when you are done before.\n"
+            f"{back}, once nobody is there: end your processes by then, and tell {self.who} when you are done before.\n"
         )
 
     def __str__(self) -> str:

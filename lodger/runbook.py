@@ -18,7 +18,7 @@ from typing import Any
 
 from markdown_it import MarkdownIt
 from ruamel.yaml import YAML
-from ruamel.yaml.error import YAMLError
+from ruamel.yaml.error import MarkedYAMLError, YAMLError
 
 from lodger.errors import UsageError
 from lodger.states.base import Step
@@ -68,7 +68,8 @@ def load(name: str, *folders: Path) -> Runbook:
     """
     there = {path.stem: path for folder in reversed(folders or (FOLDER,)) for path in folder.glob("*.md")}
     if name not in there:
-        raise UsageError(f"there is no runbook {name}", hint=f"there is: {', '.join(sorted(there))}")
+        where = " and ".join(str(folder) for folder in folders or (FOLDER,))
+        raise UsageError(f"there is no runbook {name} in {where}", hint=f"there is: {', '.join(sorted(there))}")
     return parse(there[name].read_text(), name, str(there[name]))
 
 
@@ -114,29 +115,34 @@ def _front_matter(text: str, file: str) -> tuple[dict[str, Any], str, int]:
     try:
         front = YAML(typ="safe").load("\n".join(lines[1:end]))
     except YAMLError as error:
-        raise UsageError(f"{file}:1: its front matter is not YAML", cause=str(error).splitlines()[0]) from error
+        raise UsageError(f"{file}:1: its front matter is not YAML", cause=_what_is_wrong(error)) from error
     if not isinstance(front, dict):
         hint = "title, hosts, risk and duration, each `name: value`"
         raise UsageError(f"{file}:1: its front matter names nothing", hint=hint)
     return front, "\n".join(lines[end + 1 :]), end + 1
 
 
+def _what_is_wrong(error: YAMLError) -> str:
+    problem = error.problem if isinstance(error, MarkedYAMLError) else None
+    return problem or str(error).splitlines()[0]
+
+
 def _block(content: str, heading: str, line: int) -> Block:
     try:
         data = YAML(typ="safe").load(content)
     except YAMLError as error:
-        raise ValueError(f"the block is not YAML: {str(error).splitlines()[0]}") from error
+        raise ValueError(f"the block is not YAML: {_what_is_wrong(error)}") from error
     if not isinstance(data, dict) or ("state" in data) == ("states" in data):
         raise ValueError("a block names either `state:` or `states:`")
     if data.get("state") == "shell":
         return _shell_block(data, heading, line)
-    unknown = sorted(str(key) for key in data.keys() - _KEYS)
-    if unknown:
-        raise ValueError(f"`{unknown[0]}` means nothing here; there is: {', '.join(sorted(_KEYS))}")
     names = _words(data, "states") if "states" in data else (str(data["state"]),)
     for one in names:
         if one not in CATALOG:
-            raise ValueError(f"there is no state `{one}`; there is: {', '.join(sorted(CATALOG))}")
+            raise ValueError(f"there is no state `{one}`; there is: {', '.join(sorted((*CATALOG, 'shell')))}")
+    unknown = sorted(str(key) for key in data.keys() - _KEYS)
+    if unknown:
+        raise ValueError(f"`{unknown[0]}` means nothing here; there is: {', '.join(sorted(_KEYS))}")
     each = str(data.get("each", ""))
     for one in names:
         wanted = CATALOG[one][0]

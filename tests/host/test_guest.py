@@ -10,6 +10,7 @@ from testinfra.host import Host
 import lodger.inventory
 
 PAUSED = "ls /var/lib/lodger/paused 2>/dev/null || true"
+RETURNING = "ls /var/lib/lodger/returns 2>/dev/null || true"
 OURS = "/opt/lodger /etc/lodger /var/lib/lodger"
 
 
@@ -25,8 +26,8 @@ def test_units_of_that_name_are_the_declared_ones(host: Host, inventory_host: lo
     ).split()
     # Work that was begun and goes on by itself: weights that are fetched or shared, a router under test.
     at_work = {name for name in seen if re.fullmatch(r"lodger-((fetch|share)-.+|router-probe)[.]service", name)}
-    # A worker that is paused until some time is brought back by a unit of its own.
-    returning = {f"{name.replace('lodger-', 'lodger-resume-', 1)}.service" for name in host.check_output(PAUSED).split()}
+    # A worker that is paused until some time is brought back by a unit of its own, which ends when its routers have it again.
+    returning = {f"{name.replace('lodger-', 'lodger-resume-', 1)}.service" for name in host.check_output(RETURNING).split()}
     assert set(seen) - at_work - returning == {f"{name}.service" for name in declared(inventory_host)}
 
 

@@ -57,6 +57,21 @@ def test_all_agree_with_a_deploy_that_ended_well(fleet: Fleet, ssh: Ssh) -> None
     assert ssh.round_trips - before <= 30
 
 
+def test_a_worker_that_is_still_being_brought_back_is_no_stray(fleet: Fleet, ssh: Ssh) -> None:
+    """Its pause is over and its record gone, while a router that does not answer is asked again and again."""
+    unit, script = (
+        f"/etc/systemd/system/{WORKER.replace('lodger-', 'lodger-resume-')}.service",
+        f"/var/lib/lodger/returns/{WORKER}",
+    )
+    ssh.run(Command(f"mkdir -p /var/lib/lodger/returns && touch {unit} {script}")).check()
+    try:
+        assert disagreeing(fleet, ssh) == []
+        ssh.run(Command(f"rm {script}")).check()
+        assert disagreeing(fleet, ssh) == ["test_guest.py::test_units_of_that_name_are_the_declared_ones"]
+    finally:
+        ssh.run(Command(f"rm -rf {unit} /var/lib/lodger/returns")).check()
+
+
 @pytest.mark.parametrize(
     ("breaking", "mending", "expected"),
     [

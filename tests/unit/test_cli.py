@@ -50,6 +50,7 @@ def fleet() -> Fleet:
     [
         (["no-such-task"], "No idea what 'no-such-task' is!"),
         (["deploy", "--no-such-option"], "No idea what '--no-such-option' is!"),
+        (["--dry", "plan", "--host", "node9"], "--dry is Invoke's own and would stop nothing here"),
         (["deploy", "--host"], "needed value and was not given one"),
         (["deploy", "--host", "node1", "extra"], "No idea what 'extra' is!"),
         (["render", "--host", "node1"], "did not receive required positional arguments: 'out'"),

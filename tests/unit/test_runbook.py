@@ -105,7 +105,8 @@ def test_a_block_is_read() -> None:
         ("state: worker_ready\neach: router", "`worker_ready` stands for each worker, not for each router"),
         ("state: service_installed\neach: image", "`service_installed` stands for each service, not for each image"),
         ("state: service_installed\neach: planet", "`service_installed` stands for each service, not for each planet"),
-        ("state: host_fit\nstate: host_fit", "the block is not YAML"),
+        ("state: host_fit\nstate: host_fit", "the block is not YAML: found duplicate key"),
+        ("state: shel\nname: a\ncheck: test", "there is no state `shel`"),
         ("state: [", "the block is not YAML"),
         ("\tstate: x", "the block is not YAML"),
     ],
@@ -149,6 +150,7 @@ def test_a_mistake_in_the_document_is_named(text: str, said: str) -> None:
 def test_an_unknown_runbook_says_which_there_are(tmp_path: Path) -> None:
     with pytest.raises(UsageError) as caught:
         runbook.load("no-such")
+    assert caught.value.what == f"there is no runbook no-such in {runbook.FOLDER}"
     assert caught.value.hint == f"there is: {', '.join(SHIPPED)}"
     with pytest.raises(UsageError):
         runbook.load("../README", runbook.FOLDER)
