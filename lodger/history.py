@@ -150,8 +150,8 @@ def _brings_back(state: str, outcome: str, name: str) -> bool:
 def _impact(events: list[Event]) -> list[str]:
     rows = []
     for name, since, until in outages(events):
-        seconds = f"{(until - since).total_seconds():.0f} s" if until else "not back at the end of this run"
-        rows.append(f"- {name}: down from {since:%H:%M:%S} to {f'{until:%H:%M:%S}' if until else '?'} UTC, {seconds}")
+        back = f"to {until:%H:%M:%S} UTC, {(until - since).total_seconds():.0f} s" if until else "UTC on, not back in this run"
+        rows.append(f"- {name}: down from {since:%H:%M:%S} {back}")
     return rows or ["- nobody was stopped"]
 
 
@@ -179,9 +179,13 @@ def _line(event: Event) -> str:
         case "intent":
             return f"{state}: {event['missing']}" + (f" (stops {', '.join(event['stops'])})" if event["stops"] else "")
         case "command":
-            return f"{state}: `{' '.join(str(event['command']).split())[:160]}`"
+            command = " ".join(str(event["command"]).split())
+            return f"{state}: `{command if len(command) <= 160 else command[:157] + '...'}`"
         case "result":
             return f"{state}: exit code {event['code']} after {event['seconds']} s"
+        case "witness":
+            said = " ".join("; ".join(event["disagree"]).split())
+            return f"{state}: asked {', '.join(Path(file).name for file in event['files'])}: {said or 'all agree'}"
         case "check":
             return f"{state}: {event['said']}"
         case "state":

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from lodger import journal
+from lodger import history, journal
 from lodger.command import Result, Secret, run
 from lodger.errors import LodgerError
 from lodger.journal import FIRST, Journal
@@ -179,3 +179,19 @@ def test_a_journal_that_cannot_be_written_says_so_once_and_lets_the_undo_go_on(t
         log.write("command", state="s")
     log.write("undo")
     assert [event["event"] for event in journal.read(log.path)] == ["begin"]
+
+
+def test_a_postmortem_says_who_stayed_down_and_what_the_witnesses_said(tmp_path: Path) -> None:
+    log = Journal(tmp_path, "20261129T140000.000Z-deploy-node1")
+    log.write("begin", runbook="deploy", host="node1", operator="ops")
+    log.write("intent", state="neighbour_replaced(old)", missing="old is running", stops=["container old"])
+    log.intent("neighbour_replaced(old)", run("docker", "stop", "old", "x" * 200))
+    log.write("witness", state="neighbour_replaced(old)", files=["/any/where/test_replaced.py"], disagree=[])
+    log.write("witness", state="worker_ready(a)", files=["test_worker.py"], disagree=["test_worker.py::test_x: no\n  well", "and: so"])
+    log.close()
+    document = history.postmortem("2026", tmp_path)
+    (down,) = [line for line in document.splitlines() if "container old: down" in line]
+    assert down.endswith(" UTC on, not back in this run")
+    assert "x...` |" in document
+    assert "| neighbour_replaced(old): asked test_replaced.py: all agree |" in document
+    assert "| worker_ready(a): asked test_worker.py: test_worker.py::test_x: no well; and: so |" in document
