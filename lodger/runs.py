@@ -130,11 +130,11 @@ def _ask(files: Sequence[str], transport: Transport, fleet: Fleet, host: Host, i
 
 @dataclass
 class Look:
-    """What a dry run saw on one host."""
+    """What a dry run saw on one host; ``diff`` is None where it came to no comparison."""
 
     host: str
     task: str
-    diff: str = ""
+    diff: str | None = None
     states: list[tuple[str, str, list[str]]] = field(default_factory=list)
     document: str = ""
     remarks: tuple[str, ...] = ()
@@ -144,15 +144,15 @@ class Look:
 
     @property
     def exit_code(self) -> int:
-        """Return 0, or the exit code of the refusal."""
+        """Return 0, or the exit code of what ended it."""
         return self.error.exit_code if self.error is not None else 0
 
     def text(self) -> str:
-        """Return the difference, the states with the commands they would run, and the refusal, if any."""
+        """Return the difference, the states with the commands they would run, and what ended it, if anything did."""
         if self.document:
             return "\n".join([self.document, *self.remarks, *self._verdict()])
         lines = [f"{self.host}: {self.task}"]
-        lines += [self.diff.rstrip()] if self.diff else ["no file differs"]
+        lines += [] if self.diff is None else [self.diff.rstrip() or "no file differs"]
         for name, missing, commands in self.states:
             lines.append(f"  {'would do ' if missing else 'satisfied'}  {name}{f': {missing}' if missing else ''}")
             lines += [f"               {command}" for command in commands]
@@ -160,16 +160,16 @@ class Look:
 
     def _verdict(self) -> list[str]:
         if self.error is not None:
-            return [f"refused: {self.error}", f"  hint: {self.error.hint}"]
+            return [f"{Mark.of(self.error)}: {self.error}", *([f"  hint: {self.error.hint}"] if self.error.hint else [])]
         return [] if any(missing for _, missing, _ in self.states) else [f"{self.host}: nothing to change"]
 
     def as_json(self) -> dict[str, Any]:
         """Return the JSON object of one host."""
-        outcome = "refused" if self.error else "would change" if any(missing for _, missing, _ in self.states) else "satisfied"
+        due = "would change" if any(missing for _, missing, _ in self.states) else "satisfied"
         data: dict[str, Any] = {
             "host": self.host,
             "task": self.task,
-            "outcome": outcome,
+            "outcome": str(Mark.of(self.error)) if self.error is not None else due,
             "changed": [],
             "states": [
                 {"name": n, "outcome": "would do" if m else "satisfied", "seconds": 0.0, "missing": m}
