@@ -140,7 +140,7 @@ class Outcome:
     """What a run came to on one host. ``error`` is the failure that ended it; ``news`` what colleagues did meanwhile.
 
     ``remarks`` are the plan's. ``unfinished``: it failed, and what an earlier run had begun is still neither finished
-    nor put back.
+    nor put back. ``found`` is what a task that only looks has to say where all is well.
     """
 
     host: str
@@ -157,6 +157,7 @@ class Outcome:
     journal: str = ""
     unfinished: bool = False
     remarks: tuple[str, ...] = ()
+    found: str = ""
 
     @property
     def exit_code(self) -> int:

@@ -259,9 +259,11 @@ def _looking(host: Host, task: str, act: Callable[[Ssh, Outcome], None]) -> Outc
     outcome = Outcome(host.name, task)
     try:
         with Ssh(host, cancelled=cli.stop.is_set) as connection:
-            recognise(connection, host)
-            act(connection, outcome)
-            outcome.round_trips = connection.round_trips
+            try:
+                recognise(connection, host)
+                act(connection, outcome)
+            finally:
+                outcome.round_trips = connection.round_trips
     except LodgerError as error:
         error.host = error.host or host.name
         outcome.error, outcome.mark = error, Mark.of(error)
@@ -347,9 +349,12 @@ def _fetch(
             connection = stack.enter_context(Ssh(host, cancelled=cli.stop.is_set))
             other = stack.enter_context(Ssh(giver, cancelled=cli.stop.is_set)) if giver is not None else None
             given = weights.Giver(giver, other) if giver is not None and other is not None else None
-            weights.Fetch(fleet, host, connection, log, screen, options, given).run(models, outcome)
-            outcome.round_trips = connection.round_trips
+            try:
+                weights.Fetch(fleet, host, connection, log, screen, options, given).run(models, outcome)
+            finally:
+                outcome.round_trips = connection.round_trips
         outcome.mark = Mark.DONE if outcome.changed else Mark.SATISFIED
+        outcome.found = options.found if models else "no model is needed there"
     except KeyboardInterrupt:
         outcome.mark = Mark.FAILED
         outcome.error = LodgerError(
@@ -388,6 +393,7 @@ def verify(fleet: Fleet, host: Host) -> Outcome:
             raise StateFailed(
                 f"{len(failed)} of {len(outcome.states)} witnesses disagree", cause=f"{failed[0].name}: {failed[0].detail}"
             )
+        outcome.found = f"all {len(outcome.states)} witnesses agree"
 
     return _looking(host, "verify", act)
 
@@ -419,7 +425,8 @@ def _named(host: Host, task: str, names: Sequence[str]) -> Outcome:
     report = _Report()
     for name in names:
         report.note(host.name, f"would look at {name}")
-    return Outcome(host.name, task, states=[StateOutcome(name, Mark.SATISFIED) for name in names])
+    states = [StateOutcome(name, Mark.SATISFIED) for name in names]
+    return Outcome(host.name, task, states=states, found=f"{len(names)} to look at, nothing was asked")
 
 
 def _workers(host: Host, only: str | None) -> list[str]:
@@ -475,5 +482,6 @@ def smoke(fleet: Fleet, host: Host, only: str | None) -> Outcome:
             report.state(host.name, outcome.states[-1])
         if failure is not None:
             raise failure
+        outcome.found = f"every check of {' and '.join(names)} passed" if names else "nothing to check, no worker is to run"
 
     return _looking(host, "smoke", act)

@@ -2,25 +2,39 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 import socket
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from paramiko.ssh_exception import NoValidConnectionsError
 
-from lodger import inventory, runs
+from lodger import inventory, operate, pauses, runs
+from lodger.cli import summary
+from lodger.command import Command, Result
 from lodger.engine import Plan
 from lodger.errors import ConnectionFailed, LodgerError, Refused, UsageError
-from lodger.inventory import Host
+from lodger.inventory import Fleet, Host
 from lodger.transport import unreached
+from lodger.weights.fetch import Fetch, Options
+from lodger.witness import Witnessed
+from tests.unit.readings import captured
 
 ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
-def node1() -> Host:
-    return inventory.load(ROOT / "hosts").hosts["node1"]
+def fleet() -> Fleet:
+    return inventory.load(ROOT / "hosts")
+
+
+@pytest.fixture
+def node1(fleet: Fleet) -> Host:
+    return fleet.hosts["node1"]
 
 
 def away(error: LodgerError) -> Any:
@@ -31,6 +45,99 @@ def away(error: LodgerError) -> Any:
             raise error
 
     return Away
+
+
+class There:
+    """A connection to a host as a twin was once: ``captured`` names its readings, beside which nobody is paused."""
+
+    readings = "node1"
+
+    def __init__(self, host: Host, **_: object) -> None:
+        self.host, self.round_trips = host.name, 0
+
+    def __enter__(self) -> There:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """It is closed by itself."""
+
+    def run(self, command: Command, on_line: object = None) -> Result:
+        del on_line
+        self.round_trips += 1
+        texts = {name: text for name, (_, text) in captured(self.readings).sections.items()} | {pauses.RECORDS.name: ""}
+        names = [shlex.split(word)[0] for word in re.findall(r'begin %s\\n" (.+)$', command.script, re.MULTILINE)]
+        said = [f"@@lodger-fact k begin {name}\n{texts[name]}\n@@lodger-fact k end 0\n" for name in names]
+        return Result(command, 0, "@@lodger-facts k\n" + "".join(said), "", 0.0)
+
+
+class Deployed(There):
+    readings = "deployed"
+
+
+def meant(host: Host) -> Host:
+    """Return ``host`` as one whose machine-id is not recorded."""
+    return host.model_copy(update={"machine_id": None})
+
+
+def witnesses(monkeypatch: pytest.MonkeyPatch, *passed: bool) -> list[str]:
+    """Let witnesses say this; return the list of the specs that are asked then."""
+    asked: list[str] = []
+
+    def run(files: Sequence[Path], transport: There, *_: object) -> list[Witnessed]:
+        asked.extend(file.name for file in files)
+        transport.round_trips += 5
+        return [Witnessed(f"test_x.py::test_{number}", one, "" if one else "no", 0.0) for number, one in enumerate(passed)]
+
+    monkeypatch.setattr("lodger.witness.run_witnesses", run)
+    return asked
+
+
+def test_a_verify_says_how_many_witnesses_agree(fleet: Fleet, node1: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runs, "Ssh", Deployed)
+    witnesses(monkeypatch, True, True, True)
+    assert (
+        summary(replace(runs.verify(fleet, meant(node1)), seconds=1.0)) == "node1: all 3 witnesses agree (1.0 s, 7 round trips)"
+    )
+
+
+def test_a_verify_that_fails_has_its_round_trips_counted(fleet: Fleet, node1: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runs, "Ssh", Deployed)
+    witnesses(monkeypatch, True, False)
+    failed = runs.verify(fleet, meant(node1))
+    assert failed.error is not None
+    assert failed.error.what == "1 of 2 witnesses disagree"
+    assert summary(replace(failed, seconds=1.0)) == "node1: failed (1.0 s, 7 round trips)"
+
+
+def test_a_smoke_says_whose_checks_passed(fleet: Fleet, node1: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runs, "Ssh", There)
+    monkeypatch.setattr(operate, "serving", lambda *_: ("127.0.0.1", 30000))
+    monkeypatch.setattr(operate, "smoke", lambda *_, **__: lambda *_: "23 smoke checks passed")
+    done = runs.smoke(fleet, meant(node1), None)
+    assert [state.name for state in done.states] == ["worker-a"]
+    assert summary(done).startswith("node1: every check of worker-a passed (")
+
+
+def test_a_look_at_what_would_be_asked_claims_nothing_of_the_host(fleet: Fleet, node1: Host) -> None:
+    assert summary(runs.workers_of(fleet, node1, None)) == "node1: 1 to look at, nothing was asked (0.0 s)"
+
+
+@pytest.mark.parametrize(
+    ("options", "found"),
+    [
+        (Options(), "all files are there"),
+        (Options(verify=True), "every hash is right"),
+        (Options(cancel=True), "no fetch is at work"),
+        (Options(verify=True, dry_run=True), "nothing was changed"),
+    ],
+)
+def test_a_fetch_with_nothing_to_do_says_what_it_found(
+    options: Options, found: str, fleet: Fleet, node1: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runs, "Ssh", There)
+    monkeypatch.setattr(Fetch, "run", lambda *_: None)
+    (done,) = runs.fetch(fleet, [node1], None, options, journals=tmp_path)
+    assert summary(done).startswith(f"node1: {found} (")
 
 
 @pytest.mark.parametrize(
