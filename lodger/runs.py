@@ -381,7 +381,10 @@ def verify(fleet: Fleet, host: Host) -> Outcome:
         from lodger.witness import run_witnesses, specs_for  # noqa: PLC0415  pytest takes its time
 
         report = _Report()
-        away = _away(connection, host, outcome, report)
+        read = facts.parse(connection.run(facts.command([pauses.RECORDS, facts.DEPLOYED])).check().stdout, host.name)
+        if (host.workers or host.router) and _bare(read):
+            raise StateFailed("nothing of ours is deployed here", hint=f"./ops deploy --host {host.name}")
+        away = _away(read, host, outcome, report)
         up = [name for name in host.workers if name not in away]
         params = {"workers": up, "paused": list(away)}
         for one in run_witnesses(specs_for(host, away), connection, fleet, host, params):
@@ -398,9 +401,18 @@ def verify(fleet: Fleet, host: Host) -> Outcome:
     return _looking(host, "verify", act)
 
 
-def _away(connection: Ssh, host: Host, outcome: Outcome, report: _Report) -> list[str]:
+def _bare(read: Facts) -> bool:
+    """Return whether no record, release or unit of ours is on a host; records that cannot be read are there."""
+    try:
+        deployed = read[facts.DEPLOYED]
+    except facts.Unreadable:
+        return False
+    return not deployed.stored and not any(deployed.standing)
+
+
+def _away(read: Facts, host: Host, outcome: Outcome, report: _Report) -> list[str]:
     """Return the workers of ``host`` whose GPUs are given back, and say so."""
-    found = facts.parse(connection.run(facts.command([pauses.RECORDS])).check().stdout, host.name)[pauses.RECORDS]
+    found = read[pauses.RECORDS]
     outcome.remarks = tuple(str(pause) for name, pause in found.items())
     for remark in outcome.remarks:
         report.note(host.name, remark)
@@ -463,7 +475,8 @@ def smoke(fleet: Fleet, host: Host, only: str | None) -> Outcome:
     def act(connection: Ssh, outcome: Outcome) -> None:
         report = _Report()
         expected = operate.expectations(fleet, host)
-        away = _away(connection, host, outcome, report)
+        read = facts.parse(connection.run(facts.command([pauses.RECORDS])).check().stdout, host.name)
+        away = _away(read, host, outcome, report)
         names = [f"worker-{name}" for name in _workers(host, only) if name not in away]
         failure: LodgerError | None = None
         for name in names:

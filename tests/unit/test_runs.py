@@ -13,16 +13,17 @@ from typing import Any
 import pytest
 from paramiko.ssh_exception import NoValidConnectionsError
 
-from lodger import inventory, operate, pauses, runs
+from lodger import facts, inventory, operate, pauses, runs
 from lodger.cli import summary
 from lodger.command import Command, Result
 from lodger.engine import Plan
 from lodger.errors import ConnectionFailed, LodgerError, Refused, UsageError
+from lodger.facts import Facts, HostFile
 from lodger.inventory import Fleet, Host
 from lodger.transport import unreached
 from lodger.weights.fetch import Fetch, Options
 from lodger.witness import Witnessed
-from tests.unit.readings import captured
+from tests.unit.readings import base, captured, deployed, readings
 
 ROOT = Path(__file__).parents[2]
 
@@ -107,6 +108,41 @@ def test_a_verify_that_fails_has_its_round_trips_counted(fleet: Fleet, node1: Ho
     assert failed.error is not None
     assert failed.error.what == "1 of 2 witnesses disagree"
     assert summary(replace(failed, seconds=1.0)) == "node1: failed (1.0 s, 7 round trips)"
+
+
+def test_a_verify_where_nothing_is_deployed_says_so_instead_of_what_every_witness_misses(
+    fleet: Fleet, node1: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runs, "Ssh", There)
+    asked = witnesses(monkeypatch, False, False)
+    failed = runs.verify(fleet, meant(node1))
+    assert failed.error is not None
+    assert (str(failed.error), failed.error.hint) == ("node1: nothing of ours is deployed here", "./ops deploy --host node1")
+    assert (failed.exit_code, asked) == (1, [])
+
+
+def test_a_host_that_is_to_serve_nothing_is_verified_though_nothing_is_deployed(
+    fleet: Fleet, node1: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runs, "Ssh", There)
+    asked = witnesses(monkeypatch, True)
+    done = runs.verify(fleet, meant(node1).model_copy(update={"workers": {}}))
+    assert (done.exit_code, asked != []) == (0, True)
+
+
+@pytest.mark.parametrize(
+    "left",
+    [
+        {"deployed": deployed(("r1",))},
+        {"deployed": deployed(stored=("r1",))},
+        {"deployed": deployed(links={"worker-a": "r1"})},
+        {"deployed": deployed(files={"/etc/systemd/system/lodger-worker-a.service": HostFile("", 0o644, "root")})},
+    ],
+)
+def test_a_host_with_anything_of_ours_is_the_witnesses_to_judge(left: dict[str, Any]) -> None:
+    assert not runs._bare(readings(base(**left)))
+    assert not runs._bare(Facts({facts.DEPLOYED.name: (1, "no such file")}, "node1")), "nor one that cannot be read"
+    assert runs._bare(readings(base()))
 
 
 def test_a_smoke_says_whose_checks_passed(fleet: Fleet, node1: Host, monkeypatch: pytest.MonkeyPatch) -> None:
