@@ -196,7 +196,7 @@ def finish(outcomes: Sequence[Outcome], *, as_json_array: bool) -> None:
 def summary(outcome: Outcome) -> str:
     """Return one line for one host."""
     what = {
-        "satisfied": "nothing to change",
+        "satisfied": outcome.found or "nothing to change",
         "done": f"done, {len(outcome.changed)} of {len(outcome.states)} changed",
         "refused": "refused, nothing was changed",
         "failed": "failed",
@@ -208,7 +208,8 @@ def summary(outcome: Outcome) -> str:
         what = "failed; what an earlier run began is still to be finished, or rolled back"
     if outcome.losses:
         what += "; something foreign was lost or changed"
-    return f"{outcome.host}: {what} ({outcome.seconds:.1f} s, {outcome.round_trips} round trips)"
+    trips = f", {outcome.round_trips} round trips" if outcome.round_trips else ""
+    return f"{outcome.host}: {what} ({outcome.seconds:.1f} s{trips})"
 
 
 def print_json(value: Any) -> None:

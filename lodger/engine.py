@@ -140,7 +140,7 @@ class Outcome:
     """What a run came to on one host. ``error`` is the failure that ended it; ``news`` what colleagues did meanwhile.
 
     ``remarks`` are the plan's. ``unfinished``: it failed, and what an earlier run had begun is still neither finished
-    nor put back.
+    nor put back. ``found`` is what a task that only looks has to say where all is well.
     """
 
     host: str
@@ -157,6 +157,7 @@ class Outcome:
     journal: str = ""
     unfinished: bool = False
     remarks: tuple[str, ...] = ()
+    found: str = ""
 
     @property
     def exit_code(self) -> int:
@@ -726,12 +727,12 @@ class Engine:
             self._same_boot(run, state)  # a command that a boot cuts off may fail before the connection does
             raise StateFailed(f"could not {action.why}" if action.why else f"`{action}` failed", cause=cause, state=state.name)
 
-    def _keep_evidence(self, run: _Progress, state: State) -> None:
+    def _keep_evidence(self, run: _Progress, state: State, also: Sequence[Fact[Any]] = ()) -> None:
         """Keep what an operator should see of a state that failed; that it cannot be read must not hide the failure."""
         with contextlib.suppress(LodgerError):
-            run.outcome.evidence = state.evidence(self._fresh(state.facts))
-            if run.outcome.evidence:
-                self.log.write("evidence", state=state.name, lines=run.outcome.evidence.splitlines()[-40:])
+            if found := state.evidence(self._fresh([*state.facts, *also])):
+                run.outcome.evidence = found
+                self.log.write("evidence", state=state.name, lines=found.splitlines()[-40:])
 
     def _await(self, run: _Progress, state: State) -> None:
         """Read until ``state`` holds; raise StateFailed when it cannot any more, or its deadline has passed."""
@@ -854,14 +855,18 @@ class Engine:
     def _await_undone(self, run: _Progress, state: State) -> None:
         end = time.monotonic() + max(state.undo_deadline, _RESTART)
         while True:
+            hopeless = ""
             try:
-                differs = state.undone(run.before, self._fresh([*state.facts, *state.undo_facts]))
+                now = self._fresh([*state.facts, *state.undo_facts])
+                differs = state.undone(run.before, now)
+                hopeless = state.undo_hopeless(run.before, now) if differs else ""
             except facts.Unreadable as error:  # a daemon that is just restarting
                 differs = str(error)
             if not differs:
                 return
-            if time.monotonic() > end:
-                raise StateFailed(differs)
+            if hopeless or time.monotonic() > end:
+                self._keep_evidence(run, state, state.undo_facts)
+                raise StateFailed(f"{differs}: {hopeless}" if hopeless else differs)
             self.report.progress(run.plan.host, f"undo {state.name}: {differs}")
             time.sleep(self.poll)
 

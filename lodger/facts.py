@@ -288,6 +288,11 @@ class Unit:
     timer_driven: bool
     type: str
 
+    @property
+    def given_up(self) -> str:
+        """That it failed and systemd starts it no more, in words; "" otherwise, between two restarts too."""
+        return f"{self.id} failed ({self.result}) and is not started again" if self.active == self.sub == "failed" else ""
+
 
 def _units(text: str) -> dict[str, Unit]:
     units: dict[str, Unit] = {}

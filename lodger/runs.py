@@ -130,11 +130,11 @@ def _ask(files: Sequence[str], transport: Transport, fleet: Fleet, host: Host, i
 
 @dataclass
 class Look:
-    """What a dry run saw on one host."""
+    """What a dry run saw on one host; ``diff`` is None where it came to no comparison."""
 
     host: str
     task: str
-    diff: str = ""
+    diff: str | None = None
     states: list[tuple[str, str, list[str]]] = field(default_factory=list)
     document: str = ""
     remarks: tuple[str, ...] = ()
@@ -144,15 +144,15 @@ class Look:
 
     @property
     def exit_code(self) -> int:
-        """Return 0, or the exit code of the refusal."""
+        """Return 0, or the exit code of what ended it."""
         return self.error.exit_code if self.error is not None else 0
 
     def text(self) -> str:
-        """Return the difference, the states with the commands they would run, and the refusal, if any."""
+        """Return the difference, the states with the commands they would run, and what ended it, if anything did."""
         if self.document:
             return "\n".join([self.document, *self.remarks, *self._verdict()])
         lines = [f"{self.host}: {self.task}"]
-        lines += [self.diff.rstrip()] if self.diff else ["no file differs"]
+        lines += [] if self.diff is None else [self.diff.rstrip() or "no file differs"]
         for name, missing, commands in self.states:
             lines.append(f"  {'would do ' if missing else 'satisfied'}  {name}{f': {missing}' if missing else ''}")
             lines += [f"               {command}" for command in commands]
@@ -160,16 +160,16 @@ class Look:
 
     def _verdict(self) -> list[str]:
         if self.error is not None:
-            return [f"refused: {self.error}", f"  hint: {self.error.hint}"]
+            return [f"{Mark.of(self.error)}: {self.error}", *([f"  hint: {self.error.hint}"] if self.error.hint else [])]
         return [] if any(missing for _, missing, _ in self.states) else [f"{self.host}: nothing to change"]
 
     def as_json(self) -> dict[str, Any]:
         """Return the JSON object of one host."""
-        outcome = "refused" if self.error else "would change" if any(missing for _, missing, _ in self.states) else "satisfied"
+        due = "would change" if any(missing for _, missing, _ in self.states) else "satisfied"
         data: dict[str, Any] = {
             "host": self.host,
             "task": self.task,
-            "outcome": outcome,
+            "outcome": str(Mark.of(self.error)) if self.error is not None else due,
             "changed": [],
             "states": [
                 {"name": n, "outcome": "would do" if m else "satisfied", "seconds": 0.0, "missing": m}
@@ -259,9 +259,11 @@ def _looking(host: Host, task: str, act: Callable[[Ssh, Outcome], None]) -> Outc
     outcome = Outcome(host.name, task)
     try:
         with Ssh(host, cancelled=cli.stop.is_set) as connection:
-            recognise(connection, host)
-            act(connection, outcome)
-            outcome.round_trips = connection.round_trips
+            try:
+                recognise(connection, host)
+                act(connection, outcome)
+            finally:
+                outcome.round_trips = connection.round_trips
     except LodgerError as error:
         error.host = error.host or host.name
         outcome.error, outcome.mark = error, Mark.of(error)
@@ -347,9 +349,12 @@ def _fetch(
             connection = stack.enter_context(Ssh(host, cancelled=cli.stop.is_set))
             other = stack.enter_context(Ssh(giver, cancelled=cli.stop.is_set)) if giver is not None else None
             given = weights.Giver(giver, other) if giver is not None and other is not None else None
-            weights.Fetch(fleet, host, connection, log, screen, options, given).run(models, outcome)
-            outcome.round_trips = connection.round_trips
+            try:
+                weights.Fetch(fleet, host, connection, log, screen, options, given).run(models, outcome)
+            finally:
+                outcome.round_trips = connection.round_trips
         outcome.mark = Mark.DONE if outcome.changed else Mark.SATISFIED
+        outcome.found = options.found if models else "no model is needed there"
     except KeyboardInterrupt:
         outcome.mark = Mark.FAILED
         outcome.error = LodgerError(
@@ -376,7 +381,10 @@ def verify(fleet: Fleet, host: Host) -> Outcome:
         from lodger.witness import run_witnesses, specs_for  # noqa: PLC0415  pytest takes its time
 
         report = _Report()
-        away = _away(connection, host, outcome, report)
+        read = facts.parse(connection.run(facts.command([pauses.RECORDS, facts.DEPLOYED])).check().stdout, host.name)
+        if (host.workers or host.router) and _bare(read):
+            raise StateFailed("nothing of ours is deployed here", hint=f"./ops deploy --host {host.name}")
+        away = _away(read, host, outcome, report)
         up = [name for name in host.workers if name not in away]
         params = {"workers": up, "paused": list(away)}
         for one in run_witnesses(specs_for(host, away), connection, fleet, host, params):
@@ -388,13 +396,23 @@ def verify(fleet: Fleet, host: Host) -> Outcome:
             raise StateFailed(
                 f"{len(failed)} of {len(outcome.states)} witnesses disagree", cause=f"{failed[0].name}: {failed[0].detail}"
             )
+        outcome.found = f"all {len(outcome.states)} witnesses agree"
 
     return _looking(host, "verify", act)
 
 
-def _away(connection: Ssh, host: Host, outcome: Outcome, report: _Report) -> list[str]:
+def _bare(read: Facts) -> bool:
+    """Return whether no record, release or unit of ours is on a host; records that cannot be read are there."""
+    try:
+        deployed = read[facts.DEPLOYED]
+    except facts.Unreadable:
+        return False
+    return not deployed.stored and not any(deployed.standing)
+
+
+def _away(read: Facts, host: Host, outcome: Outcome, report: _Report) -> list[str]:
     """Return the workers of ``host`` whose GPUs are given back, and say so."""
-    found = facts.parse(connection.run(facts.command([pauses.RECORDS])).check().stdout, host.name)[pauses.RECORDS]
+    found = read[pauses.RECORDS]
     outcome.remarks = tuple(str(pause) for name, pause in found.items())
     for remark in outcome.remarks:
         report.note(host.name, remark)
@@ -419,7 +437,8 @@ def _named(host: Host, task: str, names: Sequence[str]) -> Outcome:
     report = _Report()
     for name in names:
         report.note(host.name, f"would look at {name}")
-    return Outcome(host.name, task, states=[StateOutcome(name, Mark.SATISFIED) for name in names])
+    states = [StateOutcome(name, Mark.SATISFIED) for name in names]
+    return Outcome(host.name, task, states=states, found=f"{len(names)} to look at, nothing was asked")
 
 
 def _workers(host: Host, only: str | None) -> list[str]:
@@ -456,7 +475,8 @@ def smoke(fleet: Fleet, host: Host, only: str | None) -> Outcome:
     def act(connection: Ssh, outcome: Outcome) -> None:
         report = _Report()
         expected = operate.expectations(fleet, host)
-        away = _away(connection, host, outcome, report)
+        read = facts.parse(connection.run(facts.command([pauses.RECORDS])).check().stdout, host.name)
+        away = _away(read, host, outcome, report)
         names = [f"worker-{name}" for name in _workers(host, only) if name not in away]
         failure: LodgerError | None = None
         for name in names:
@@ -475,5 +495,6 @@ def smoke(fleet: Fleet, host: Host, only: str | None) -> Outcome:
             report.state(host.name, outcome.states[-1])
         if failure is not None:
             raise failure
+        outcome.found = f"every check of {' and '.join(names)} passed" if names else "nothing to check, no worker is to run"
 
     return _looking(host, "smoke", act)

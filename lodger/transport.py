@@ -99,6 +99,15 @@ def _fingerprint(key: paramiko.PKey) -> str:
     return base64.b64encode(hashlib.sha256(key.asbytes()).digest()).decode().rstrip("=")
 
 
+def unreached(error: Exception) -> tuple[str, str]:
+    """Return cause and hint for a connection that ``error`` kept from being made, without the system's numbers."""
+    if isinstance(error, socket.gaierror):
+        known = "cannot be looked up now" if error.errno == socket.EAI_AGAIN else "is not known"
+        return f"its name {known}", "check `address:` in the host file, and what ~/.ssh/config makes of it"
+    cause = (isinstance(error, OSError) and error.strerror) or str(error) or type(error).__name__
+    return cause, "try `ssh -v` with the same settings"
+
+
 def _connection(settings: Mapping[str, list[str]], host: str) -> Connection:
     """Return an unopened Fabric connection for resolved OpenSSH ``settings``, through its jump host where one is named."""
     one = {name: values[0] for name, values in settings.items()}
@@ -184,12 +193,8 @@ class Ssh:
                 host=self.host,
             ) from error
         except (paramiko.SSHException, OSError, EOFError) as error:
-            raise ConnectionFailed(
-                f"{target} cannot be reached",
-                cause=str(error) or type(error).__name__,
-                hint="try `ssh -v` with the same settings",
-                host=self.host,
-            ) from error
+            cause, hint = unreached(error)
+            raise ConnectionFailed(f"{target} cannot be reached", cause=cause, hint=hint, host=self.host) from error
         transport = connection.transport
         transport.packetizer.REKEY_BYTES = pow(2, 40)  # paramiko stalls on re-keying during large transfers
         self._connection = connection

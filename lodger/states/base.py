@@ -117,6 +117,11 @@ class State:
         del before, now
         return ""
 
+    def undo_hopeless(self, before: Facts, now: Facts) -> str:
+        """Return why it is no use to wait any longer for the undo to hold, "" while there is hope."""
+        del before, now
+        return ""
+
     undo_deadline: float = 0.0
     undo_facts: tuple[Fact[Any], ...] = ()
     """What an undo reads besides ``facts``."""

@@ -83,6 +83,11 @@ class NeighbourReplaced(_Neighbour):
         """Return what of the neighbour is not back."""
         return not_back(self._now(before), self._now(now))
 
+    def undo_hopeless(self, before: Facts, now: Facts) -> str:
+        """Return that it was started again and has ended for good."""
+        was = self._now(before)
+        return self._reading.gave_up(now) if was is not None and was.active else ""
+
 
 class NeighbourRestored(_Neighbour):
     """The neighbour stands again as the record says it stood before Lodger replaced it; the record is gone."""

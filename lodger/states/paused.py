@@ -15,7 +15,7 @@ from lodger.facts import Fact, Facts
 from lodger.footprint import Owner, owners
 from lodger.states.base import Blocker, NoUndo, State
 from lodger.states.rotation import Place, WorkerDrained, WorkerJoined
-from lodger.states.service import UP, Managed, ServiceReady
+from lodger.states.service import UP, Managed, ServiceReady, gave_up, last_lines
 from lodger.states.standing import Reading, Standing, not_back
 
 Reached = Callable[[Facts], bool]
@@ -75,6 +75,11 @@ class NeighbourPaused(State):
     def undone(self, before: Facts, now: Facts) -> str:
         """Return what does not run again."""
         return _not_running(self._reading.of(before), self._reading.of(now))
+
+    def undo_hopeless(self, before: Facts, now: Facts) -> str:
+        """Return that it was started again and has ended for good."""
+        del before
+        return self._reading.gave_up(now)
 
 
 def _not_running(was: Standing | None, now: Standing | None) -> str:
@@ -187,6 +192,15 @@ class ServiceStopped(State):
         """Return that it is not as ready as it was."""
         was = before[self._serving]
         return "" if was.health != 200 or now[self._serving].health == 200 else f"{self._service.name} is not ready again"
+
+    def undo_hopeless(self, before: Facts, now: Facts) -> str:
+        """Return that it was started again and has ended for good."""
+        del before
+        return gave_up(now[self._unit], now[self._serving].log)
+
+    def evidence(self, read: Facts) -> str:
+        """Return the last log lines, where they were read."""
+        return last_lines(read[self._serving].log) if self._serving in read else ""
 
 
 class WorkerLeaving(WorkerDrained):

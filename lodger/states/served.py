@@ -9,7 +9,7 @@ from lodger import facts, paths
 from lodger.command import Transport
 from lodger.facts import Facts
 from lodger.states.base import Action, Check, NoUndo, State
-from lodger.states.service import Managed
+from lodger.states.service import Managed, last_lines
 
 Smoke = Callable[[Transport, str, int, Callable[[str], None]], str]
 
@@ -54,7 +54,7 @@ class Smoked(State):
 
     def evidence(self, read: Facts) -> str:
         """Return the engine's last log lines, where its health is gone."""
-        return "\n".join(line[:300] for line in read[self._serving].log.splitlines()[-15:])
+        return last_lines(read[self._serving].log)
 
     def undo(self, before: Facts, now: Facts) -> NoUndo:
         """Leave the record: it names a container, and means nothing for another."""

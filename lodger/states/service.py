@@ -140,6 +140,10 @@ class ServiceState(State):
         container = self._container(read)
         return container is not None and container.running and container.labels.get("io.lodger.config") == self.service.config
 
+    def evidence(self, read: Facts) -> str:
+        """Return the last log lines, where they were read."""
+        return last_lines(read[self._serving].log) if self._serving in read else ""
+
     def _taken(self, owner: Owner | None, read: Facts, what: str, cause: str, hint: str) -> Blocker:
         """Return the blocker for what ``owner`` has; it awaits the state that takes a neighbour, or another of ours, away."""
         if owner is None:
@@ -284,6 +288,10 @@ class ServiceInstalled(ServiceState):
             return f"{was.name} does not run its previous configuration"
         return "" if serving.health == 200 or before[self._serving].health != 200 else f"{was.name} is not ready again"
 
+    def undo_hopeless(self, before: Facts, now: Facts) -> str:
+        """Return that what was started again has ended for good."""
+        return gave_up(now[self._unit], now[self._serving].log) if self._was_up(before) else ""
+
 
 class ServiceGone(ServiceState):
     """A service of an earlier release that the new one does not have is stopped and removed, unit and container."""
@@ -332,6 +340,11 @@ class ServiceGone(ServiceState):
         if before[self._serving].health == 200 and (serving.health != 200 or serving.config != self.service.config):
             return f"{self.service.name} is not ready again"
         return ""
+
+    def undo_hopeless(self, before: Facts, now: Facts) -> str:
+        """Return that it was started again and has ended for good."""
+        del before
+        return gave_up(now[facts.UNITS].get(self.service.unit), now[self._serving].log)
 
 
 class GpusFree(ServiceState):
@@ -468,10 +481,6 @@ class ServiceReady(ServiceState):
         """Return the phase of the start, from the engine's last log lines."""
         return phase(read[self._serving].log) or self.missing(read)
 
-    def evidence(self, read: Facts) -> str:
-        """Return the last log lines."""
-        return "\n".join(line[:300] for line in read[self._serving].log.splitlines()[-15:])
-
     def undo(self, before: Facts, now: Facts) -> list[Command] | NoUndo:
         """Return the stop of the new configuration; the previous one is started by service_installed's undo."""
         container, unit = self._container(before), before[self._unit]
@@ -514,6 +523,17 @@ def phase(log: str) -> str:
             if re.search(pattern, line):
                 return meaning
     return ""
+
+
+def last_lines(log: str) -> str:
+    """Return what of ``log`` an operator is shown of a service that failed."""
+    return "\n".join(line[:300] for line in log.splitlines()[-15:])
+
+
+def gave_up(unit: Unit | None, log: str) -> str:
+    """Return that systemd starts ``unit`` no more, and what ``log`` gives as the reason; "" between two restarts too."""
+    ended, cause = unit.given_up if unit is not None else "", cause_in(log)
+    return f"{ended}: {cause}" if ended and cause else ended
 
 
 def cause_in(log: str) -> str:

@@ -131,6 +131,11 @@ class Reading:
         hint = "let its owner start it in a way that lasts, or stop it"
         return [Blocker(f"{self.name} would be gone for good once it is stopped", cause, hint)]
 
+    def gave_up(self, read: Facts) -> str:
+        """Return that its manager starts it no more, "" where none says so."""
+        found = read[self.fact]
+        return found.given_up if isinstance(found, facts.Unit) else ""
+
     def _containers(self, found: Any) -> list[facts.Container]:
         if self.fact is not facts.CONTAINERS:
             return []

@@ -47,6 +47,15 @@ class Options:
     cancel: bool = False
     dry_run: bool = False
 
+    @property
+    def found(self) -> str:
+        """What a fetch with these options has found where there was nothing to change."""
+        if self.dry_run:
+            return "nothing was changed"
+        if self.cancel:
+            return "no fetch is at work"
+        return "every hash is right" if self.verify else "all files are there"
+
 
 @dataclass(frozen=True)
 class Giver:

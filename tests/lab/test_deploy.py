@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -184,6 +185,25 @@ def test_a_crash_half_a_minute_after_each_start_ends_as_failed(deployed: Twin, s
         deployed.faults([])
         deployed.clock(20)
         site.well("deploy", "--host", "node1")
+
+
+def test_an_undo_ends_when_systemd_gives_up_the_previous_release_and_shows_its_last_lines(deployed: Twin, site: Site) -> None:
+    site.pool(restart_delay_s=1, restart_burst=2, max_queued_requests=45)
+    site.well("deploy", "--host", "node1")
+    site.pool(max_queued_requests=46)
+    try:
+        deployed.faults([fault("crash_at_start")])
+        start = time.monotonic()
+        ran = site.ops("deploy", "--host", "node1", "--json")
+        assert time.monotonic() - start < 180, "the start of a worker may take 20 minutes"
+        assert (ran.code, ran.one["outcome"]) == (4, "undo failed"), str(ran)
+        assert "worker-a is not ready again" in ran.one["error"]["cause"]
+        assert "lodger-worker-a.service failed (exit-code) and is not started again" in ran.one["error"]["cause"]
+        assert "seen last:" in ran.err
+    finally:
+        deployed.faults([])
+        site.well("deploy", "--host", "node1")
+    assert serves(deployed, 30000)
 
 
 def test_a_first_deploy_that_goes_wrong_leaves_the_host_as_it_was(fresh: Fresh, site: Site) -> None:

@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -280,6 +281,9 @@ def test_json_is_one_object_a_host_and_alone_on_standard_output(capsys: pytest.C
     ("made", "line"),
     [
         (outcome(Mark.SATISFIED), "node1: nothing to change (1.2 s, 3 round trips)"),
+        (outcome(Mark.SATISFIED, found="all 25 witnesses agree"), "node1: all 25 witnesses agree (1.2 s, 3 round trips)"),
+        (outcome(Mark.FAILED, found="all 25 witnesses agree"), "node1: failed (1.2 s, 3 round trips)"),
+        (replace(outcome(Mark.FAILED), round_trips=0), "node1: failed (1.2 s)"),
         (
             outcome(Mark.DONE, changed=["a"], states=[StateOutcome("a", Mark.DONE), StateOutcome("b", Mark.SATISFIED)]),
             "node1: done, 1 of 2 changed (1.2 s, 3 round trips)",

@@ -341,6 +341,62 @@ def test_a_run_that_leaves_a_host_half_done_leaves_its_journal_there_with_the_le
     assert "umask 077" in run.copies[0]
 
 
+class Failing(Host):
+    """A host on which the command `joined` fails."""
+
+    def run(self, command: Command, on_line: Callable[[str], None] | None = None) -> Result:
+        done = super().run(command, on_line)
+        return Result(command, 1, "", "it does not join", 0.0) if command.script == "joined" else done
+
+
+class Crashing(Named):
+    """A state whose command fails, and of which nothing comes up again that its undo starts."""
+
+    def act(self, read: Facts) -> list[Command]:
+        del read
+        return [Command("joined")]
+
+    def undone(self, before: Facts, now: Facts) -> str:
+        del before, now
+        return "it is not ready again"
+
+    def undo_hopeless(self, before: Facts, now: Facts) -> str:
+        del before
+        return "the unit failed" if not now[self._fact] else ""
+
+    def evidence(self, read: Facts) -> str:
+        return "" if read[self._fact] else "ValueError: bad option"
+
+
+def test_an_undo_that_waits_for_what_was_given_up_ends_at_once_with_the_reason_and_the_last_lines(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("lodger.engine._RESTART", 5.0)
+    run = Whole([Step(Crashing("joined(a)"))], connection=Failing("h", []))
+    assert run.error is not None
+    assert run.error.cause.startswith("it is not ready again: the unit failed; the run had failed with: h: joined(a): ")
+    assert (run.outcome.mark, run.outcome.exit_code) == (Mark.UNDO_FAILED, 4)
+    assert run.outcome.evidence == "ValueError: bad option"
+
+
+def test_an_undo_that_fails_and_shows_nothing_leaves_what_was_seen_of_the_first_failure(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Mute(Crashing):
+        def act(self, read: Facts) -> list[Command]:
+            return Named.act(self, read)
+
+        def evidence(self, read: Facts) -> str:
+            del read
+            return ""
+
+    monkeypatch.setattr("lodger.engine._RESTART", 5.0)
+    last = Crashing("joined(a)")
+    monkeypatch.setattr(last, "undone", lambda *_: "")
+    run = Whole([Step(Mute("ready(a)")), Step(last)], connection=Failing("h", []))
+    assert (run.outcome.mark, run.outcome.evidence) == (Mark.UNDO_FAILED, "ValueError: bad option")
+
+
 def test_a_run_that_began_nothing_leaves_nothing() -> None:
     class Refusing(Named):
         def blockers(self, read: Facts) -> list[Blocker]:

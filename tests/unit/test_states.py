@@ -18,6 +18,7 @@ from lodger.states.base import Action, Blocker, Check, NoUndo, State
 from lodger.states.host import HostFit
 from lodger.states.image import ImagePresent, WeightsPresent
 from lodger.states.neighbour import NeighbourReplaced, NeighbourRestored, recorded
+from lodger.states.paused import NeighbourPaused, ServiceStopped
 from lodger.states.release import Content, Pruned, ReleaseCurrent, ReleaseStaged, archive, manifest
 from lodger.states.served import Smoked
 from lodger.states.service import GpusFree, Managed, ServiceGone, ServiceInstalled, ServiceReady, cause_in, phase, services
@@ -923,6 +924,49 @@ def test_gpus_that_another_worker_of_ours_gives_up_first_are_waited_for() -> Non
     assert ServiceGone(wide, HOST).provides == keeps.provides
 
 
+# ---------------------------------------------------------------- an undo that waits for nothing
+
+ENDED = replace(ENABLED, active="failed", sub="failed", result="exit-code")
+RESTARTING = replace(ENABLED, active="activating", sub="auto-restart", result="exit-code", restarts=3)
+STOPPED = ServiceStopped(A, HOST, lambda _: False, [])
+CRASHED = serving(
+    config="", health=0, log="ValueError: bad option\nlodger-worker-a.service: Start request repeated too quickly."
+)
+
+
+@pytest.mark.parametrize("state", [INSTALLED, ServiceGone(OLD, HOST), STOPPED], ids=lambda state: state.name)
+@pytest.mark.parametrize(
+    ("now", "said"),
+    [
+        (ENABLED, ""),
+        (RESTARTING, ""),
+        (replace(ENDED, sub="failed-before-auto-restart"), ""),
+        (ENDED, "lodger-worker-a.service failed (exit-code) and is not started again: ValueError: bad option"),
+    ],
+)
+def test_an_undo_is_hopeless_once_systemd_gave_up_what_it_started_again(state: State, now: facts.Unit, said: str) -> None:
+    before = readings(host(deployed=BEFORE, units=[ENABLED], unit=ENABLED, serving=serving(config="c0")))
+    read = readings(host(deployed=BEFORE, units=[now], unit=now, serving=CRASHED))
+    assert state.undone(before, read)
+    assert state.undo_hopeless(before, read) == said
+    assert state.evidence(read).endswith("Start request repeated too quickly.")
+
+
+def test_a_service_that_did_not_run_before_is_not_what_an_undo_waits_for() -> None:
+    before = readings(host(deployed=BEFORE, units=[ENDED], unit=ENDED, serving=serving(config="c0")))
+    assert INSTALLED.undo_hopeless(before, readings(host(deployed=AFTER, units=[ENDED], unit=ENDED, serving=CRASHED))) == ""
+
+
+@pytest.mark.parametrize(
+    "state", [REPLACED, NeighbourPaused("unit", VLLM.id, lambda _: False, [])], ids=lambda state: state.name
+)
+def test_an_undo_does_not_wait_for_a_neighbour_that_its_manager_gave_up(state: State) -> None:
+    ended = with_unit(replace(VLLM, active="failed", sub="failed", result="exit-code"))
+    assert state.undone(with_unit(VLLM), ended)
+    assert state.undo_hopeless(with_unit(VLLM), ended) == "vllm-qwen.service failed (exit-code) and is not started again"
+    assert state.undo_hopeless(with_unit(VLLM), with_unit(replace(VLLM, active="inactive"))) == ""
+
+
 # ---------------------------------------------------------------- worker_ready
 
 READY = ServiceReady(A, HOST)
@@ -1167,6 +1211,8 @@ def test_a_state_names_all_facts_that_it_reads(state: State, outdated: bool) -> 
     read = readings({fact: everything[fact] for fact in (*state.facts, *state.undo_facts)})
     state.undo(read, read)
     state.undone(read, read)
+    state.undo_hopeless(read, read)
+    state.evidence(read)
 
 
 @pytest.mark.parametrize("state", [FIT, WeightsPresent("m", "/m", 1)])
