@@ -120,7 +120,7 @@ class Plan:
     host: str
     first: tuple[Fact[Any], ...]
     build: Callable[[Facts, Ledger | None], tuple[list[Step], Mapping[str, Any]]]
-    difference: Callable[[Facts], str] = lambda _: ""
+    difference: Callable[[Facts], str | None] = lambda _: None
     remarks: Callable[[Facts], Sequence[str]] = lambda _: ()
     document: Callable[[Mapping[int, Sequence[str]]], str] | None = None
 

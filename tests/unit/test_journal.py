@@ -187,7 +187,9 @@ def test_a_postmortem_says_who_stayed_down_and_what_the_witnesses_said(tmp_path:
     log.write("intent", state="neighbour_replaced(old)", missing="old is running", stops=["container old"])
     log.intent("neighbour_replaced(old)", run("docker", "stop", "old", "x" * 200))
     log.write("witness", state="neighbour_replaced(old)", files=["/any/where/test_replaced.py"], disagree=[])
-    log.write("witness", state="worker_ready(a)", files=["test_worker.py"], disagree=["test_worker.py::test_x: no\n  well", "and: so"])
+    log.write(
+        "witness", state="worker_ready(a)", files=["test_worker.py"], disagree=["test_worker.py::test_x: no\n  well", "and: so"]
+    )
     log.close()
     document = history.postmortem("2026", tmp_path)
     (down,) = [line for line in document.splitlines() if "container old: down" in line]
