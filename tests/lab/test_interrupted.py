@@ -43,19 +43,15 @@ def left(twin: Twin) -> str:
 
 # Moment -> a line that the run prints then.
 MOMENTS = {
-    "before anything": "satisfied    host_fit",
     "while the image is pulled": "image_present(sglang)",
     "before the neighbour stops": "done         release_staged",
     "after the neighbour stopped": "done         neighbour_replaced",
     "while the engine starts": "... worker_ready(a)",
-    "after smoke": "done         smoke_passed(a)",
 }
-# From here on there is a ledger on the host.
-BEGUN = list(MOMENTS)[2:]
 
 
 # `lab.crash --scenario deploy` strikes at all others.
-@pytest.mark.parametrize("moment", ["before anything", "after the neighbour stopped", "while the engine starts"])
+@pytest.mark.parametrize("moment", ["after the neighbour stopped", "while the engine starts"])
 def test_a_killed_deploy_is_finished_by_the_next_one(moment: str, fresh: Fresh, site: Site) -> None:
     twin = fresh("node1")
     before = judge.snapshot(twin)
@@ -74,8 +70,7 @@ def test_a_killed_deploy_is_finished_by_the_next_one(moment: str, fresh: Fresh, 
     assert foreign_changes(before, judge.snapshot(twin), REPLACED["node1"]) == []
     events = list(journal.read(site.journal / again.one["journal"] / "events.jsonl"))
     assert any(event["event"] == "lock" and event["verdict"] == "orphan" for event in events)
-    if moment in BEGUN:
-        assert "did not finish" in again.err, "the ledger was read"
+    assert "did not finish" in again.err, "the ledger was read"
 
 
 def test_a_step_that_outlives_the_ctrl_c_is_waited_for_before_it_is_undone(lab: Lab, site: Site) -> None:
@@ -122,13 +117,12 @@ def test_after_a_killed_first_deploy_a_rollback_gives_the_host_back(fresh: Fresh
     assert given_back(before, judge.snapshot(twin), "node1") == []
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_run_that_is_asked_to_stop_undoes_what_it_did(number: signal.Signals, fresh: Fresh, site: Site) -> None:
+def test_a_run_that_is_asked_to_stop_undoes_what_it_did(fresh: Fresh, site: Site) -> None:
     twin = fresh("node1")
     before = judge.snapshot(twin)
     process = site.start("deploy", "--host", "node1", "--json")
     until(process, MOMENTS["while the engine starts"])
-    process.send_signal(number)
+    process.send_signal(signal.SIGINT)  # SIGTERM is handled by the same hand: tests/unit/test_cli.py
     out, err = process.communicate(timeout=240)
     ran = Ran(process.returncode, out, err)
     assert ran.code == 1, str(ran)
