@@ -413,7 +413,7 @@ def runbook(
     if name in {"deploy", "rollback", "pause", "resume"}:
         raise UsageError(f"{name} is a task of its own", hint=f"./ops {name} --host NAME")
     fleet = inventory(hosts_dir)
-    book = books.load(name, fleet.folder / "runbooks", books.FOLDER)
+    book = books.load(name, *books.folders(fleet.folder))
     hosts = chosen(fleet, host or ",".join(book.hosts) or None)
 
     def plan(one: Host) -> Any:
@@ -433,7 +433,7 @@ def runbook_check(c: Context, json: bool = False, hosts_dir: str | None = None) 
     del c
     from lodger import runbook as books
 
-    folders = (books.FOLDER, inventory(hosts_dir).folder / "runbooks")
+    folders = books.folders(inventory(hosts_dir).folder)
     mistakes = [mistake for folder in folders for mistake in books.check(folder)]
     if json:
         print_json(mistakes)

@@ -61,6 +61,11 @@ class Runbook:
     blocks: tuple[Block, ...]
 
 
+def folders(inventory: Path) -> tuple[Path, Path]:
+    """Return where runbooks are, with an inventory in the folder ``inventory``: the operator's own go before those shipped."""
+    return inventory / "runbooks", FOLDER
+
+
 def load(name: str, *folders: Path) -> Runbook:
     """Return the runbook ``name`` of the first of ``folders`` (else of those shipped) that has one.
 

@@ -16,7 +16,7 @@ from lodger import checkout, cli, facts, lock, pauses
 from lodger.command import Transport
 from lodger.engine import Engine, Mark, Outcome, Plan, StateOutcome, remarks
 from lodger.errors import LodgerError, Refused, StateFailed, UsageError
-from lodger.facts import Facts
+from lodger.facts import Fact, Facts
 from lodger.findings import Examined
 from lodger.gate import Gates
 from lodger.inventory import Fleet, Host, Model
@@ -297,6 +297,11 @@ def examine(fleet: Fleet, host: Host, *, probe: bool) -> Examined:
         return Examined(host.name, error=error, seconds=time.monotonic() - start)
 
 
+def _read(connection: Ssh, *wanted: Fact[Any]) -> Facts:
+    """Return ``wanted`` of the host at the other end, in one round trip."""
+    return facts.parse(connection.run(facts.command(wanted)).check().stdout, connection.host)
+
+
 def _refuse_other(host: Host, read: Facts) -> None:
     """Refuse a machine that is not the one meant."""
     if host.machine_id is not None and (found := read[facts.MACHINE].machine_id) != host.machine_id:
@@ -305,7 +310,7 @@ def _refuse_other(host: Host, read: Facts) -> None:
 
 def recognise(connection: Ssh, host: Host) -> None:
     """Raise Refused when the machine at the other end is not the one that the inventory means."""
-    _refuse_other(host, facts.parse(connection.run(facts.command([facts.MACHINE])).check().stdout, host.name))
+    _refuse_other(host, _read(connection, facts.MACHINE))
 
 
 def fetch(
@@ -381,7 +386,7 @@ def verify(fleet: Fleet, host: Host) -> Outcome:
         from lodger.witness import run_witnesses, specs_for  # noqa: PLC0415  pytest takes its time
 
         report = _Report()
-        read = facts.parse(connection.run(facts.command([pauses.RECORDS, facts.DEPLOYED])).check().stdout, host.name)
+        read = _read(connection, pauses.RECORDS, facts.DEPLOYED)
         if (host.workers or host.router) and _bare(read):
             raise StateFailed("nothing of ours is deployed here", hint=f"./ops deploy --host {host.name}")
         away = _away(read, host, outcome, report)
@@ -475,8 +480,7 @@ def smoke(fleet: Fleet, host: Host, only: str | None) -> Outcome:
     def act(connection: Ssh, outcome: Outcome) -> None:
         report = _Report()
         expected = operate.expectations(fleet, host)
-        read = facts.parse(connection.run(facts.command([pauses.RECORDS])).check().stdout, host.name)
-        away = _away(read, host, outcome, report)
+        away = _away(_read(connection, pauses.RECORDS), host, outcome, report)
         names = [f"worker-{name}" for name in _workers(host, only) if name not in away]
         failure: LodgerError | None = None
         for name in names:

@@ -391,7 +391,7 @@ dkms status"""
         gone = [
             one for one in were if one.name not in there or not there[one.name].well or there[one.name].version != one.version
         ]
-        held, auto = ([one.name for one in were if getattr(one, mark)] for mark in ("held", "auto"))
+        held, auto = [one.name for one in were if one.held], [one.name for one in were if one.auto]
         unhold = sorted({*extra, *packages.stack(self._goal.version)} - set(held))
         script = f"""set -e
 {_QUIETLY}
