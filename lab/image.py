@@ -38,6 +38,17 @@ install -Dt /usr/lib/twin/driver /lab/driver/inside/* /lab/gpu/nvidia_smi.py
 for program in dmesg lsmod modinfo modprobe rmmod; do
     for path in /usr/bin/$program /usr/sbin/$program; do [ ! -e $path ] || ln -sf /usr/lib/twin/driver/kernel.py $path; done
 done
+# Every boot asks for a dozen modules of others: those go to the real program without a start of Python.
+mkdir /usr/lib/twin/real /usr/lib/twin/ours
+ln -s /bin/kmod /usr/lib/twin/real/modprobe
+ln -s /usr/lib/twin/driver/kernel.py /usr/lib/twin/ours/modprobe
+rm /usr/sbin/modprobe
+cat > /usr/sbin/modprobe <<'END'
+#!/bin/sh
+case "$*" in *nvidia*) exec /usr/lib/twin/ours/modprobe "$@" ;; esac
+exec /usr/lib/twin/real/modprobe "$@"
+END
+chmod 755 /usr/sbin/modprobe
 # Packages come from the driver's repository beside the twin's own files; no mirror is asked.
 rm -f /etc/apt/sources.list /etc/apt/sources.list.d/*
 /usr/lib/twin/driver/packages.py offer 545.23.06 575.51.03 580.95.05 580.126.09

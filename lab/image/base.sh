@@ -13,4 +13,3 @@ path-include=/usr/share/locale/locale.alias
 END
 find usr/share/locale -mindepth 1 -maxdepth 1 -type d ! -name de ! -name zh_CN -exec rm -r {} +
 rm -rf usr/share/doc/* usr/share/man/* usr/share/info/* var/cache/apt/*.bin var/cache/apt/archives/*.deb var/lib/apt/lists/* var/log/*
-find usr -name __pycache__ -prune -exec rm -r {} +

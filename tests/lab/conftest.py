@@ -11,7 +11,7 @@ import pytest
 from lab.lab import Lab
 from lab.run import CHECKOUT, locked
 from lab.twin import Twin
-from tests.lab.site import others_deployed
+from tests.lab.site import others_deployed, ready
 
 
 @pytest.fixture(scope="session")
@@ -47,7 +47,6 @@ def fresh(lab: Lab) -> Callable[[str], Twin]:
     """Give a twin, by its host's name, as it was at first; no other one has anything of ours."""
 
     def reset(name: str) -> Twin:
-        lab.up()
         lab.reset([name, *others_deployed(lab, name)])
         return lab.twin(name)
 
@@ -57,12 +56,10 @@ def fresh(lab: Lab) -> Callable[[str], Twin]:
 @pytest.fixture
 def node1(lab: Lab) -> Twin:
     """The twin of node1 as the tests before left it; a test that needs it untouched takes `fresh`."""
-    lab.up()
-    return lab.twin("node1")
+    return ready(lab, "node1")
 
 
 @pytest.fixture
 def node2(lab: Lab) -> Twin:
     """The twin of node2, in the same way."""
-    lab.up()
-    return lab.twin("node2")
+    return ready(lab, "node2")

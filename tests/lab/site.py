@@ -127,6 +127,15 @@ def declared(twin: Twin, name: str) -> str:
     return twin.exec(["docker", "inspect", "-f", form, name], check=False).stdout.strip()
 
 
+def ready(lab: Lab, name: str) -> Twin:
+    """Give a twin that is up, as it stands; `up`, which looks at everything of the lab, only when some twin is not running."""
+    if set(lab.status().values()) != {"running"}:
+        lab.up()
+    twin = lab.twin(name)
+    twin.wait_ready()
+    return twin
+
+
 def others_deployed(lab: Lab, name: str) -> list[str]:
     """Return the other hosts that have something of ours: it would be of the same pool, and have a say in it."""
 

@@ -14,7 +14,7 @@ from lab import judge
 from lab.faults import Fault, fault
 from lab.lab import Lab
 from lab.twin import Twin
-from tests.lab.site import Site, declared, foreign_changes, given_back, others_deployed, serves
+from tests.lab.site import Site, declared, foreign_changes, given_back, others_deployed, ready, serves
 
 Fresh = Callable[[str], Twin]
 
@@ -31,11 +31,11 @@ def running(twin: Twin, name: str) -> bool:
 @pytest.fixture
 def deployed(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Twin:
     """node1 serving what the untouched inventory says, whatever the test before did to it."""
-    lab.up()
+    twin = ready(lab, "node1")
     if others := others_deployed(lab, "node1"):
         lab.reset(others)
     Site(lab, tmp_path_factory.mktemp("deployed")).well("deploy", "--host", "node1")
-    return lab.twin("node1")
+    return twin
 
 
 def test_a_file_edited_on_the_host_shows_in_the_plan_and_is_mended(deployed: Twin, site: Site) -> None:

@@ -31,7 +31,6 @@ def site(lab: Lab, tmp_path: Path) -> Site:
 @pytest.fixture(scope="module")
 def first(lab: Lab) -> Twin:
     """node1 with the old driver, the image service and the hand-made container on its GPUs."""
-    lab.up()
     lab.reset(["node1"], driver=OLD)
     return lab.twin("node1")
 
@@ -110,7 +109,6 @@ def test_the_driver_is_upgraded_and_everybody_is_back(old: Twin, site: Site) -> 
 
 
 def test_our_worker_is_drained_and_serves_again_on_the_new_driver(lab: Lab, site: Site) -> None:
-    lab.up()
     scenario = driver_upgrade(lab)
     twin = scenario.twin(site)
     before = judge.snapshot(twin)
@@ -126,7 +124,6 @@ def test_our_worker_is_drained_and_serves_again_on_the_new_driver(lab: Lab, site
 
 def test_a_worker_that_the_driver_cannot_run_is_found_last_and_everything_is_undone(lab: Lab, site: Site) -> None:
     """The longest way back: downwards to a driver too old for the worker's image, which only its start shows."""
-    lab.up()
     lab.reset(["node1"])
     twin = lab.twin("node1")
     site.well("deploy", "--host", "node1")
@@ -283,7 +280,6 @@ def test_a_failure_leaves_the_old_driver_with_everybody_back(fault: str, value: 
 
 def test_a_failure_within_a_branch_goes_back_to_its_own_version_and_people_are_told_of_each_end(lab: Lab, site: Site) -> None:
     """With a metapackage that no repository has any more: the upgrade removes it, and the way back brings it again."""
-    lab.up()
     lab.reset(["node1"], driver=SAME_BRANCH)
     twin = lab.twin("node1")
     tell = 'echo "$WHEN" >> /var/tmp/told'
