@@ -515,8 +515,8 @@ def test(_: Context, fast: bool = False) -> None:  # noqa: PT028  a task, no tes
         if subprocess.call(command):
             raise LodgerError(f"`{' '.join(command)}` found something")
     only = ["tests/unit", "tests/golden", "tests/engine"] if fast else []
-    # Three at a time on two cores: tests on twins wait for a third of their time. Long modules begin first (tests/conftest.py).
-    pytest = [sys.executable, "-m", "pytest", "-n", "3", "--dist", "loadfile", "--no-loadscope-reorder"]
+    # Four at a time on two cores: tests on twins wait for half of their time. Long modules begin first (tests/conftest.py).
+    pytest = [sys.executable, "-m", "pytest", "-n", "4", "--dist", "loadfile", "--no-loadscope-reorder"]
     raise Exit(code=subprocess.call([*pytest, *only]))
 
 

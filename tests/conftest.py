@@ -1,4 +1,4 @@
-"""Tests run side by side in two processes; one that is marked `alone` has the machine to itself for as long as it takes."""
+"""Tests run side by side in some processes; one that is marked `alone` has the machine to itself for as long as it takes."""
 
 from __future__ import annotations
 
