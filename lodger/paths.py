@@ -32,7 +32,9 @@ def key(pool: str, mark: str = "") -> str:
 
 
 def write(path: str, content: str, why: str, mode: str = "0644") -> Command:
-    """Return the command that puts ``content`` at ``path``: written beside it, flushed, then renamed."""
+    """Return the command that puts ``content`` at ``path``: written beside it, renamed, and both flushed."""
     new, folder = quote([f"{path}.new"]), quote([path.rpartition("/")[0]])
-    script = f"mkdir -p {folder} && cat > {new} && chmod {mode} {new} && sync {new} && mv -f {new} {quote([path])}"
+    script = (
+        f"mkdir -p {folder} && cat > {new} && chmod {mode} {new} && sync {new} && mv -f {new} {quote([path])} && sync {folder}"
+    )
     return Command(script, why=why, stdin=content.encode())

@@ -257,7 +257,9 @@ class Ssh:
         start = time.monotonic()
         nonce = f"lodger-{uuid.uuid4().hex}"
         # Whatever a login shell prints comes before the mark and is thrown away.
-        script = f"{_PREAMBLE}; echo {nonce}; echo {nonce} >&2\n{command.script}"
+        data = command.input_bytes()
+        body = command.script if data is None else whole(command.script, len(data))
+        script = f"{_PREAMBLE}; echo {nonce}; echo {nonce} >&2\n{body}"
         # The mark by which a later connection finds a command whose end nobody saw (facts.BUSY).
         argv = ["env", f"LODGER_COMMAND={nonce}", "sh", "-c", script]
         if command.sudo:
@@ -269,7 +271,7 @@ class Ssh:
         except (paramiko.SSHException, OSError, EOFError) as error:
             raise self._lost(command, str(error)) from error
         with contextlib.closing(channel):
-            feeder = threading.Thread(target=_feed, args=(channel, command.input_bytes()), daemon=True)
+            feeder = threading.Thread(target=_feed, args=(channel, data), daemon=True)
             feeder.start()
             out, err = self._drain(channel, command, start, on_line, nonce)
             code = channel.recv_exit_status()
@@ -380,6 +382,19 @@ def _relay(client: socket.socket, channel: paramiko.Channel) -> None:
             if side is channel:
                 return
             channel.shutdown_write()
+
+
+def whole(script: str, size: int) -> str:
+    """Return ``script`` for a host, begun only once all ``size`` bytes of its input are there; else it ends with EX_IOERR.
+
+    The input of a connection that is cut ends early, which ``cat`` takes for its end: a file would be replaced by a part of
+    itself. It waits in a variable, coded because sh knows no NUL: a secret then touches no disk on its way.
+    """
+    return (
+        f'lodger_input=$(base64 -w0) && [ "$(printf %s "$lodger_input" | base64 -d | wc -c)" -eq {size} ] || '
+        "{ echo 'the input of this command did not arrive whole' >&2; exit 74; }\n"
+        f'printf %s "$lodger_input" | base64 -d | {{ unset lodger_input\n{script}\n}}'
+    )
 
 
 def _feed(channel: paramiko.Channel, data: bytes | None) -> None:

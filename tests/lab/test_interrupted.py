@@ -50,6 +50,35 @@ MOMENTS = {
 }
 
 
+# The controller dies while half of what is stopped has been sent. Whether the host's `cat` hears of the end, or sudo ends it
+# before, is a race: here `cat` wins.
+HALF_A_LEDGER = """
+import os, signal, time
+from lodger import transport
+def half(channel, data, right=transport._feed):
+    if data is not None and b'"stops": ["' in data:
+        channel.sendall(data[: len(data) // 2])
+        channel.shutdown_write()
+        time.sleep(1)
+        os.kill(os.getpid(), signal.SIGKILL)
+    right(channel, data)
+transport._feed = half
+"""
+
+
+def test_a_ledger_that_is_cut_off_on_its_way_leaves_the_one_before(fresh: Fresh, site: Site) -> None:
+    twin = fresh("node1")
+    before = judge.snapshot(twin)
+    assert site.ops("deploy", "--host", "node1", first=HALF_A_LEDGER).code == -signal.SIGKILL
+    assert json.loads(twin.exec("cat /var/lib/lodger/unfinished.json").stdout)["stops"] == []
+
+    again = site.well("deploy", "--host", "node1", "--json")
+
+    assert "did not finish" in again.err
+    assert left(twin) == ""
+    assert foreign_changes(before, judge.snapshot(twin), REPLACED["node1"]) == []
+
+
 # `lab.crash --scenario deploy` strikes at all others.
 @pytest.mark.parametrize("moment", ["after the neighbour stopped", "while the engine starts"])
 def test_a_killed_deploy_is_finished_by_the_next_one(moment: str, fresh: Fresh, site: Site) -> None:
