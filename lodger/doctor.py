@@ -230,7 +230,8 @@ def installed(at: Patient) -> Iterator[Finding]:
         yield _error("the package system is not at peace", dpkg.complaint[:400], todo)
     if dpkg.busy:
         yield _note("somebody installs packages just now", dpkg.busy, "wait for it before a driver upgrade")
-    stack = [one for one in dpkg.packages.values() if one.well and one.version.startswith(at.driver.loaded or "-")]
+    held_by_us = packages.stack(at.driver.loaded or "")
+    stack = [one for one in dpkg.packages.values() if one.well and one.name in held_by_us]
     loose = [one.name for one in stack if not one.held]
     if loose:
         measured = f"not held: {', '.join(loose)}"

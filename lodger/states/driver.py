@@ -58,12 +58,16 @@ class Upgrade:
             package = dpkg.packages.get(name)
             if package is None or not package.well or not package.version.startswith(self.version):
                 return f"{name} is not installed at {self.version}"
-            if not package.held:
-                return f"{name} is not held at its version"
         return f"dpkg is not at peace: {dpkg.complaint}" if dpkg.complaint else ""
 
+    def held(self, read: Facts) -> str:
+        """Return which installed package of the driver the next upgrade of the host would take along."""
+        there = read[DPKG].packages
+        free = [name for name in packages.stack(self.version) if name in there and not there[name].held]
+        return f"{free[0]} is not held at its version" if free else ""
+
     def reached(self, read: Facts) -> bool:
-        """Whether the goal of the upgrade holds."""
+        """Whether all is done for which the GPUs have to be free: a hold is set while everybody works."""
         return not self.loaded(read) and not self.installed(read)
 
     def holders(self, read: Facts) -> list[tuple[facts.Process, Owner]]:
@@ -338,20 +342,23 @@ class DriverInstalled(State):
 
     def missing(self, read: Facts) -> str:
         """Return what is not installed, held, built or at peace."""
-        missing = self._goal.installed(read)
-        if missing:
+        return self._lacking(read) or self._goal.held(read)
+
+    def _lacking(self, read: Facts) -> str:
+        if missing := self._goal.installed(read):
             return missing
-        kernel = read[KERNEL]
-        return (
-            "" if self._goal.version in kernel.built else f"no module {self._goal.version} is built for kernel {kernel.release}"
-        )
+        kernel, version = read[KERNEL], self._goal.version
+        return "" if version in kernel.built else f"no module {version} is built for kernel {kernel.release}"
 
     def blockers(self, read: Facts) -> list[Blocker]:
         """Return what of others would change: it came after the first look."""
         return self._others.blockers(read)
 
     def act(self, read: Facts) -> list[Command]:
-        """Return one detached step: conflicts out of the way, install, mend, hold."""
+        """Return one detached step: conflicts out of the way, install, mend, hold; only the hold where nothing else lacks."""
+        hold = quote(["apt-mark", "hold", *packages.stack(self._goal.version)])
+        if not self._lacking(read):
+            return [Command(hold, why=f"hold driver {self._goal.version}")]
         offered = read[self._candidates]
         wanted = packages.pinned(offered, packages.stack(self._goal.version))
         # No --no-download: a dependency that the cache lacks is still to be had.
@@ -369,11 +376,12 @@ mend() {{
     fi
     apt-get -y -q -f install
 }}
+mkdir -p {CACHE}/partial
 dpkg --configure -a || true
 {remove}{install} || {{ dpkg --configure -a; mend; {install}; }}
 dpkg --configure -a
 mend
-apt-mark hold {quote(packages.stack(self._goal.version))}
+{hold}
 dkms status"""
         return [detached("driver-install", script, why=f"install driver {self._goal.version}", timeout=_INSTALL)]
 

@@ -390,3 +390,18 @@ def test_a_dry_run_changes_nothing_and_shows_the_commands(old: Twin, site: Site)
     assert shown.index("## Neighbours are off the GPUs") < shown.index("supervisorctl stop")
     assert judge.difference(before, judge.snapshot(old)) == []
     assert old.exec(ours, check=False).stdout == had
+
+
+def test_a_driver_that_is_there_and_only_not_held_is_held_while_everybody_works(lab: Lab, site: Site) -> None:
+    lab.reset(["node1"])
+    twin = lab.twin("node1")
+    assert twin.exec("apt-mark showhold").stdout == ""
+    before = judge.snapshot(twin)
+
+    done = site.well("runbook", "driver-upgrade", "--host", "node1", "--json").one
+
+    assert done["changed"] == ["driver_installed"]
+    assert "nvidia-dkms-580" in twin.exec("apt-mark showhold").stdout.split()
+    changed = judge.difference(before, judge.snapshot(twin))
+    assert [one for one in changed if "package " not in str(one)] == []
+    assert "nothing to change" in site.well("runbook", "driver-upgrade", "--host", "node1").out

@@ -71,7 +71,9 @@ def at(version: str = OLD, **values: Any) -> Facts:
 def test_the_goal_needs_module_library_gpus_packages_and_holds() -> None:
     assert GOAL.reached(at(NEW))
     assert GOAL.loaded(at(OLD)) == f"the kernel has {OLD}, not {NEW}"
-    assert "is not held" in GOAL.installed(at(NEW, dpkg=Dpkg(stack(NEW, held=False), "", "")))
+    free = at(NEW, dpkg=Dpkg(stack(NEW, held=False), "", ""))
+    assert "is not held" in GOAL.held(free)
+    assert GOAL.reached(free), "nobody has to leave the GPUs for a hold"
     assert "not at peace" in GOAL.installed(at(NEW, dpkg=Dpkg(stack(NEW), "half installed", "")))
 
 
