@@ -534,7 +534,8 @@ def _deployed(host: Host, worker: str, deployed: Deployed) -> Managed:
     """Return a worker as the host's current release has it; raise Refused where it has none of that name."""
     found = services(deployed, deployed.current).get(f"worker-{worker}")
     if found is None:
-        raise Refused(f"worker {worker} is not deployed", cause=f"no release on {host.name} has it", hint="./ops deploy")
+        hint = f"./ops deploy --host {host.name}"
+        raise Refused(f"worker {worker} is not deployed", cause=f"no release on {host.name} has it", hint=hint)
     return found
 
 
@@ -622,5 +623,6 @@ def serving(transport: Transport, host: Host, service: str) -> tuple[str, int]:
     fact = facts.serving_fact(name, f"{name}.service", host.name)
     found = facts.parse(transport.run(facts.command([fact])).check(host.name).stdout, host.name)[fact]
     if not found.address:
-        raise StateFailed(f"{service} does not run", cause=f"there is no running container {name} of ours", hint="./ops deploy")
+        hint = f"./ops deploy --host {host.name}"
+        raise StateFailed(f"{service} does not run", cause=f"there is no running container {name} of ours", hint=hint)
     return found.address, found.port
