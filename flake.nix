@@ -61,7 +61,7 @@
           text = ''
             export LODGER_CHECKOUT="''${LODGER_CHECKOUT:-$PWD}"
             export PYTHONPATH=${tree pkgs}
-            exec python3 -P -m lodger.cli "$@"
+            exec python3 -P -m lodger "$@"
           '';
         };
 

@@ -12,7 +12,7 @@ from invoke.exceptions import Exit
 from invoke.tasks import task
 
 from lab.tasks import ns as lab
-from lodger.cli import chosen, finish, inventory, print_json, reports_errors, side_by_side
+from lodger.tasks.program import chosen, finish, inventory, print_json, reports_errors, side_by_side
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -47,7 +47,9 @@ def deploy(
 ) -> None:
     """Make hosts serve what the inventory says, and verify it."""
     del c
-    from lodger import checkout, operate, runbook, runs
+    from lodger import checkout
+    from lodger.plans import operate, runbook
+    from lodger.run import session
 
     fleet = inventory(hosts_dir)
     hosts = chosen(fleet, host)
@@ -65,7 +67,7 @@ def deploy(
         _show(fleet, hosts, plan, json)
         return
     plans = {one.name: plan(one) for one in hosts}
-    finish(runs.carry_out(fleet, hosts, plans, break_lock=break_lock), as_json_array=json)
+    finish(session.carry_out(fleet, hosts, plans, break_lock=break_lock), as_json_array=json)
 
 
 @task(help=_HOST)
@@ -87,7 +89,8 @@ def rollback(
 ) -> None:
     """Go one release back, verified; at the end of the line the replaced neighbours are back."""
     del c
-    from lodger import operate, runbook, runs
+    from lodger.plans import operate, runbook
+    from lodger.run import session
 
     fleet = inventory(hosts_dir)
     hosts = chosen(fleet, host)
@@ -100,7 +103,7 @@ def rollback(
         _show(fleet, hosts, plan, json)
         return
     plans = {one.name: plan(one) for one in hosts}
-    finish(runs.carry_out(fleet, hosts, plans, break_lock=break_lock), as_json_array=json)
+    finish(session.carry_out(fleet, hosts, plans, break_lock=break_lock), as_json_array=json)
 
 
 _WORKER = {**_RUN, "worker": "the worker's name on that host"}
@@ -122,8 +125,8 @@ def pause(
     del c
     import getpass
 
-    from lodger import operate
-    from lodger import runbook as books
+    from lodger.plans import operate
+    from lodger.plans import runbook as books
 
     fleet, book = inventory(hosts_dir), books.load("pause")
     _of_worker(
@@ -151,8 +154,8 @@ def resume(
 ) -> None:
     """Bring a paused worker back, once nobody is on its GPUs."""
     del c
-    from lodger import operate
-    from lodger import runbook as books
+    from lodger.plans import operate
+    from lodger.plans import runbook as books
 
     fleet, book = inventory(hosts_dir), books.load("resume")
     _of_worker(
@@ -176,8 +179,8 @@ def _of_worker(
     json: bool,
     break_lock: bool,
 ) -> None:
-    from lodger import runs
     from lodger.errors import UsageError
+    from lodger.run import session
 
     if worker is None:
         raise UsageError("no worker is named", hint=f"--worker NAME; there is: {', '.join(hosts[0].workers) or 'none'}")
@@ -185,15 +188,15 @@ def _of_worker(
     if dry_run:
         _show(fleet, hosts, lambda one: plans[one.name], json)
         return
-    finish(runs.one_after_another(fleet, hosts, plans, break_lock=break_lock), as_json_array=json)
+    finish(session.one_after_another(fleet, hosts, plans, break_lock=break_lock), as_json_array=json)
 
 
 def _show(fleet: Fleet, hosts: list[Host], plan: Any, json: bool) -> None:
-    from lodger import runs
     from lodger.errors import worst
+    from lodger.run import session
 
     del fleet
-    looks = side_by_side(hosts, lambda one: runs.look(one, plan))
+    looks = side_by_side(hosts, lambda one: session.look(one, plan))
     if json:
         print_json([look.as_json() for look in looks])
     else:
@@ -212,10 +215,10 @@ def verify(
 ) -> None:
     """Ask every witness about hosts: read-only testinfra specs, a second opinion."""
     del c
-    from lodger import runs
+    from lodger.run import session
 
     fleet = inventory(hosts_dir)
-    act = runs.witnesses_of if dry_run else runs.verify
+    act = session.witnesses_of if dry_run else session.verify
     finish(side_by_side(chosen(fleet, host), lambda one: act(fleet, one)), as_json_array=json)
 
 
@@ -231,10 +234,10 @@ def smoke(
 ) -> None:
     """Check what each worker serves, end to end; a failing check names the setting that causes it."""
     del c
-    from lodger import runs
+    from lodger.run import session
 
     fleet = inventory(hosts_dir)
-    act = runs.workers_of if dry_run else runs.smoke
+    act = session.workers_of if dry_run else session.smoke
     finish(side_by_side(chosen(fleet, host), lambda one: act(fleet, one, worker)), as_json_array=json)
 
 
@@ -257,13 +260,14 @@ def doctor(
 ) -> None:
     """Name what is wrong with hosts, or soon will be, and what to do about it; they are only read."""
     del c
-    from lodger import checkout, runs
+    from lodger import checkout
+    from lodger.checks.doctor.report import write
     from lodger.errors import worst
-    from lodger.findings import write
-    from lodger.report import Terminal
+    from lodger.run import session
+    from lodger.terminal import Terminal
 
     fleet = inventory(hosts_dir)
-    found = side_by_side(chosen(fleet, host), lambda one: runs.examine(fleet, one, probe=probe))
+    found = side_by_side(chosen(fleet, host), lambda one: session.examine(fleet, one, probe=probe))
     for one in found:
         if one.error is not None:
             Terminal().error(one.error)
@@ -297,11 +301,11 @@ def affinity(
 ) -> None:
     """Show whether prompts go back to the worker that has them cached, beside a router that takes turns; exit 1 if not."""
     del c
-    from lodger import probe
+    from lodger.checks.affinity import measure
 
     fleet = inventory(hosts_dir)
     active = ",".join(one.name for one in fleet.hosts.values() if one.router and not one.router.standby)
-    found = [probe.affinity_of(fleet, one, prefixes, dry_run=dry_run) for one in chosen(fleet, host or active)]
+    found = [measure.affinity_of(fleet, one, prefixes, dry_run=dry_run) for one in chosen(fleet, host or active)]
     if json:
         print_json([one.as_json() for one in found])
     else:
@@ -315,12 +319,12 @@ def affinity(
 def render(c: Context, out: str, host: str | None = None, hosts_dir: str | None = None, json: bool = False) -> None:
     """Write the files of each host's release into a folder, with no host contacted."""
     del c
-    from lodger import runs
+    from lodger.run import session
 
     fleet = inventory(hosts_dir)
     hosts = chosen(fleet, host)
     _linted(fleet, hosts)
-    finish([runs.write_release(fleet, one, Path(out) / one.name) for one in hosts], as_json_array=json)
+    finish([session.write_release(fleet, one, Path(out) / one.name) for one in hosts], as_json_array=json)
 
 
 def _linted(fleet: Fleet, hosts: list[Host]) -> None:
@@ -406,9 +410,10 @@ def runbook(
 ) -> None:
     """Carry out a runbook: each host after the other, until one fails; without --host on the hosts that it names."""
     del c
-    from lodger import operate, runs
-    from lodger import runbook as books
     from lodger.errors import UsageError
+    from lodger.plans import operate
+    from lodger.plans import runbook as books
+    from lodger.run import session
 
     if name in {"deploy", "rollback", "pause", "resume"}:
         raise UsageError(f"{name} is a task of its own", hint=f"./ops {name} --host NAME")
@@ -423,7 +428,7 @@ def runbook(
         _show(fleet, hosts, plan, json)
         return
     plans = {one.name: plan(one) for one in hosts}
-    finish(runs.one_after_another(fleet, hosts, plans, break_lock=break_lock), as_json_array=json)
+    finish(session.one_after_another(fleet, hosts, plans, break_lock=break_lock), as_json_array=json)
 
 
 @task(name="check", help={"hosts-dir": _HOST["hosts-dir"], "json": "print the mistakes as JSON"})
@@ -431,7 +436,7 @@ def runbook(
 def runbook_check(c: Context, json: bool = False, hosts_dir: str | None = None) -> None:
     """Read every runbook, those in the inventory's folder too, and say every mistake, with file and line."""
     del c
-    from lodger import runbook as books
+    from lodger.plans import runbook as books
 
     folders = books.folders(inventory(hosts_dir).folder)
     mistakes = [mistake for folder in folders for mistake in books.check(folder)]
@@ -455,7 +460,7 @@ def runbook_check(c: Context, json: bool = False, hosts_dir: str | None = None) 
 def journal(c: Context, show: str | None = None, verify: bool = False, json: bool = False) -> None:
     """List the runs of this checkout, show one, or check that no line of any was changed."""
     del c
-    from lodger import history
+    from lodger.run import history
 
     text, data = history.show(show) if show else history.verify_all() if verify else history.listing()
     if json:
@@ -476,7 +481,7 @@ def journal(c: Context, show: str | None = None, verify: bool = False, json: boo
 def postmortem(c: Context, run: str, out: str | None = None, json: bool = False) -> None:
     """Write the document on a run: summary, impact, timeline, what changed, evidence, and what is left to a person."""
     del c
-    from lodger import history
+    from lodger.run import history
 
     text = history.postmortem(run)
     if out:
@@ -492,7 +497,7 @@ def postmortem(c: Context, run: str, out: str | None = None, json: bool = False)
 def pin(c: Context, hosts_dir: str | None = None, json: bool = False) -> None:
     """Read the digest of each image from its registry and write it into fleet.yml, comments kept."""
     del c
-    from lodger.pin import pin as pin_images
+    from lodger.inventory.pin import pin as pin_images
 
     changes = pin_images(inventory(hosts_dir).folder)
     if json:
@@ -569,9 +574,9 @@ def fetch(
 ) -> None:
     """Bring weights onto hosts: pinned, resumed, every file verified; it goes on when you disconnect."""
     del c
-    from lodger import runs
     from lodger.errors import UsageError
-    from lodger.weights.fetch import Options
+    from lodger.run import session
+    from lodger.weights.fetch import FetchOptions
 
     fleet = inventory(hosts_dir)
     hosts = chosen(fleet, host)
@@ -580,8 +585,8 @@ def fetch(
         raise UsageError("--from takes one host, which is none of --host", hint="--host node2 --from node1")
     if sum((verify, cancel, bool(from_))) > 1 or (replace and (verify or cancel)):
         raise UsageError("--verify, --cancel and --from or --replace exclude each other", hint="one after the other")
-    options = Options(verify=verify, replace=replace, cancel=cancel, dry_run=dry_run)
-    finish(runs.fetch(fleet, hosts, model, options, giver[0] if giver else None), as_json_array=json)
+    options = FetchOptions(verify=verify, replace=replace, cancel=cancel, dry_run=dry_run)
+    finish(session.fetch(fleet, hosts, model, options, giver[0] if giver else None), as_json_array=json)
 
 
 ns = Collection(

@@ -9,11 +9,13 @@ import sys
 import time
 from pathlib import Path
 
-from lodger import checkout, facts, operate, runbook
-from lodger.cli import ROOT
+from lodger import checkout
+from lodger.checkout import CODE as ROOT
 from lodger.errors import LodgerError
+from lodger.host import facts
+from lodger.host.ssh import resolve
 from lodger.inventory import Fleet, Host
-from lodger.transport import resolve
+from lodger.plans import operate, runbook
 
 
 def run(fleet: Fleet, host: Host, times: int) -> str:

@@ -27,7 +27,7 @@ from lab.run import run
 from lab.twin import Twin
 from lodger.checkout import ROOT
 from lodger.errors import LodgerError
-from lodger.report import table
+from lodger.terminal import table
 
 MODEL, SOURCE, DIRECTORY = "bench-81", "bench/eighty-one", "Bench-81"
 COUNT, TOTAL = 81, 2_000_000_000

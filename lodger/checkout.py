@@ -7,7 +7,9 @@ import subprocess
 from pathlib import Path
 
 # An installed Lodger keeps its code elsewhere: there the variable names the folder with hosts/, journal/ and the history.
-ROOT = Path(os.environ.get("LODGER_CHECKOUT") or Path(__file__).parent.parent).resolve()
+CODE = Path(__file__).resolve().parent.parent
+"""Where this code lies, and beside it its templates, runbooks, witnesses and shipped inventory."""
+ROOT = Path(os.environ.get("LODGER_CHECKOUT") or CODE).resolve()
 UNKNOWN = "unknown"
 _DIRTY = "-dirty"
 

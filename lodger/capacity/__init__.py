@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from lodger.capacity import checkpoint, measured, sizing
 from lodger.capacity.checkpoint import Checkpoint
 from lodger.capacity.measured import Comparison
-from lodger.capacity.sizing import Gpu, NoRoom, Prediction
+from lodger.capacity.sizing import GpuMemory, NoRoom, Prediction
 from lodger.errors import InventoryError
-from lodger.inventory import Engine, Fleet, Host, Worker
+from lodger.inventory import EngineSettings, Fleet, Host, Worker
 
-__all__ = ["Comparison", "Gpu", "NoRoom", "Prediction", "Subject", "floor", "learn", "subject"]
+__all__ = ["Comparison", "GpuMemory", "NoRoom", "Prediction", "Subject", "floor", "learn", "subject"]
 
 FLOOR = 0.75
 """Share of the predicted KV cache below which an engine counts as started on GPUs that were not free. A start on such GPUs
@@ -28,12 +28,14 @@ class Subject:
 
     target: Checkpoint
     drafter: Checkpoint | None
-    engine: Engine
+    engine: EngineSettings
     tp: int
-    gpu: Gpu
+    gpu: GpuMemory
     correction: float = 0.0
 
-    def predict(self, engine: Engine | None = None, *, tp: int | None = None, correction: float | None = None) -> Prediction:
+    def predict(
+        self, engine: EngineSettings | None = None, *, tp: int | None = None, correction: float | None = None
+    ) -> Prediction:
         """Return the prediction, of other settings, GPUs or correction (MiB) where they are given; raise NoRoom."""
         settings = engine or self.engine
         return sizing.predict(
@@ -58,7 +60,7 @@ def subject(fleet: Fleet, host: Host, worker: Worker) -> Subject | None:
     drafter = describe(fleet, engine.draft.model) if engine.draft and engine.draft.model else None
     if target is None or (engine.draft and engine.draft.model and drafter is None):
         return None
-    gpu = Gpu(host.gpus.memory_mib, max((host.reserved_mib(index) for index in worker.gpus), default=0))
+    gpu = GpuMemory(host.gpus.memory_mib, max((host.reserved_mib(index) for index in worker.gpus), default=0))
     kept = measured.kept(measured.path(fleet.folder, model, worker.pool, host.name))
     return Subject(target, drafter, engine, worker.tp, gpu, kept)
 

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from lodger.capacity import NoRoom, Prediction, Subject
 from lodger.capacity.sizing import DEFAULT_RATIO, largest_fraction
-from lodger.inventory import Engine
+from lodger.inventory import EngineSettings
 
 RATIOS = (0.1, 0.2, 0.3, 0.5, 0.75, 0.9, 1.2, 1.5, 2.0, 3.0, 5.0)
 _MANY = 4096  # asks for as many requests as the pools admit
@@ -26,7 +26,7 @@ class Option:
     price: str = ""
 
 
-def most(about: Subject, engine: Engine | None = None, tp: int | None = None) -> Prediction:
+def most(about: Subject, engine: EngineSettings | None = None, tp: int | None = None) -> Prediction:
     """Return the prediction with as many requests as the pools admit; raise NoRoom."""
     return about.predict((engine or about.engine).model_copy(update={"max_running_requests": _MANY}), tp=tp)
 

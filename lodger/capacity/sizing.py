@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from lodger.capacity.checkpoint import ELEMENT_BYTES, Checkpoint
 from lodger.errors import Refused
-from lodger.inventory import Draft, Engine
+from lodger.inventory import Draft, EngineSettings
 
 MIB = 1 << 20
 CONTEXT = 930
@@ -47,7 +47,7 @@ class NoRoom(Refused):
 
 
 @dataclass(frozen=True)
-class Gpu:
+class GpuMemory:
     """One GPU as a worker finds it: its memory, and what neighbours keep of it, in MiB."""
 
     memory: int
@@ -76,7 +76,7 @@ class Pools(NamedTuple):
 class Prediction:
     """Where the memory of one GPU goes, in MiB, and what that admits. ``spare`` is what nothing is known to need."""
 
-    gpu: Gpu
+    gpu: GpuMemory
     weights: float
     draft_weights: float
     media: float
@@ -177,7 +177,7 @@ def state_bytes(model: Checkpoint, tp: int, dtype: str | None = None) -> int:
     return (window + matrix) * shape.layers
 
 
-def option(engine: Engine, name: str) -> str | None:
+def option(engine: EngineSettings, name: str) -> str | None:
     """Return the value of a further option of the engine ("" for one without value), None when it is not given."""
     arguments: Sequence[str] = engine.extra_args
     for position, argument in enumerate(arguments):
@@ -189,12 +189,12 @@ def option(engine: Engine, name: str) -> str | None:
     return None
 
 
-def kv_dtype(engine: Engine) -> str:
+def kv_dtype(engine: EngineSettings) -> str:
     """Return the type of the KV cache; ``auto`` is the model's own BF16."""
     return engine.kv_cache_dtype if engine.kv_cache_dtype not in (None, "auto") else "bfloat16"
 
 
-def pools(target: Checkpoint, drafter: Checkpoint | None, engine: Engine, tp: int, budget: float) -> Pools:
+def pools(target: Checkpoint, drafter: Checkpoint | None, engine: EngineSettings, tp: int, budget: float) -> Pools:
     """Divide ``budget`` MiB between states and KV cache as the engine does.
 
     With p bytes a slot, D draft tokens, r slots a request, R = memory ratio and B = budget * R / (1 + R), the engine solves
@@ -238,7 +238,7 @@ def pools(target: Checkpoint, drafter: Checkpoint | None, engine: Engine, tp: in
 
 
 def predict(
-    target: Checkpoint, drafter: Checkpoint | None, engine: Engine, tp: int, gpu: Gpu, correction: float = 0.0
+    target: Checkpoint, drafter: Checkpoint | None, engine: EngineSettings, tp: int, gpu: GpuMemory, correction: float = 0.0
 ) -> Prediction:
     """Return where the memory of each of a worker's GPUs goes.
 

@@ -15,9 +15,9 @@ from pathlib import Path
 from lodger.errors import InventoryError
 from lodger.inventory import Fleet, Host
 from lodger.lint import engines, images, sites
-from lodger.lint.rule import RULES, Hit, Place, Rule, Severity, View
+from lodger.lint.rule import RULES, Hit, Location, Rule, Severity, View
 
-__all__ = ["RULES", "Finding", "Rule", "Severity", "check", "errors", "refuse"]
+__all__ = ["RULES", "LintFinding", "Rule", "Severity", "check", "errors", "refuse"]
 
 MANUAL = "README-ops.md"
 _ALLOW = re.compile(r"#\s*allow\s+(L\d{3}):\s*([^\s#][^#]*)")
@@ -78,7 +78,7 @@ def _finding(fleet: Fleet, rule: Rule, hit: Hit) -> Finding:
     return Finding(rule.number, severity, str(path), line, reason, hit.instead)
 
 
-def _allowed(fleet: Fleet, number: str, place: Place) -> str:
+def _allowed(fleet: Fleet, number: str, place: Location) -> str:
     """Return the reason of a comment that allows rule ``number`` at ``place`` or at anything around it, "" for none."""
     try:
         lines = Path(place.file(fleet)).read_text(encoding="utf-8").splitlines()

@@ -11,11 +11,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from lodger import nvidia
 from lodger.capacity import Prediction
 from lodger.capacity.sizing import SLOTS, largest_fraction, option
+from lodger.host import nvidia
 from lodger.lint.images import engine_version
-from lodger.lint.rule import Hit, Place, Served, Severity, View, rule
+from lodger.lint.rule import Hit, Location, ServedWorker, Severity, View, rule
 
 _LATENT_GRAPH = 2048  # tokens of the largest prefill graph of a model with latent attention; elsewhere it follows the chunk
 _SECRETS = ("--api-key", "--admin-api-key", "--ssl-keyfile-password")
@@ -48,12 +48,12 @@ def options() -> dict[str, Any]:
     return data
 
 
-def _known(served: Served) -> bool:
+def _known(served: ServedWorker) -> bool:
     """Whether the options of this worker's engine are those of the file."""
     return engine_version(served.image) == nvidia.version_key(options()["version"])
 
 
-def _flags(served: Served) -> Iterator[tuple[int, str]]:
+def _flags(served: ServedWorker) -> Iterator[tuple[int, str]]:
     for position, argument in enumerate(served.engine.extra_args):
         if argument.startswith("--"):
             yield position, argument.partition("=")[0]
@@ -310,7 +310,7 @@ def chunk_larger_than_the_graphs(view: View) -> Iterator[Hit]:
             )
 
 
-def _largest_graph(served: Served) -> int | None:
+def _largest_graph(served: ServedWorker) -> int | None:
     """Return the tokens of the largest prefill graph, None where it follows the chunk, is listed by hand or is not made."""
     backend, listed, largest = (option(served.engine, f"--cuda-graph-{name}-prefill") for name in ("backend", "bs", "max-bs"))
     off = [option(served.engine, name) is not None for name in ("--disable-prefill-cuda-graph", "--disable-cuda-graph")]
@@ -492,8 +492,10 @@ def lazy_buffer_with_a_block_draft(view: View) -> Iterator[Hit]:
 )
 def many_restarts(view: View) -> Iterator[Hit]:
     """A setting that cannot work is started many times over."""
-    limits: list[tuple[Place, int]] = [(served.at("restart_burst"), served.engine.restart_burst) for served in view.workers]
-    limits += [(Place(("router", "restart_burst"), host.name), host.router.restart_burst) for host in view.hosts if host.router]
+    limits: list[tuple[Location, int]] = [(served.at("restart_burst"), served.engine.restart_burst) for served in view.workers]
+    limits += [
+        (Location(("router", "restart_burst"), host.name), host.router.restart_burst) for host in view.hosts if host.router
+    ]
     for place, burst in limits:
         if burst > 5:
             yield Hit(

@@ -8,11 +8,11 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from lodger import nvidia
 from lodger.capacity import NoRoom
 from lodger.capacity.checkpoint import Checkpoint
+from lodger.host import nvidia
 from lodger.inventory import Image
-from lodger.lint.rule import Hit, Place, Severity, View, rule
+from lodger.lint.rule import Hit, Location, Severity, View, rule
 
 _FLOATING = re.compile(r"(latest|dev|nightly|main|master|stable|edge)(-.*)?")
 _COMMIT = re.compile(r"[0-9a-f]{7,64}|v?\d+(\.\d+)+")
@@ -53,7 +53,7 @@ def image_too_new_for_the_driver(view: View) -> Iterator[Hit]:
             branch = nvidia.driver_of_cuda(needs)
             instead = f"upgrade to driver {branch} or newer" if branch else "upgrade the driver"
             yield Hit(
-                Place(("driver",), served.host.name),
+                Location(("driver",), served.host.name),
                 f"driver {served.host.driver} runs CUDA up to {runs or 'no release of the table'}, but image "
                 f"{served.image.name} ({served.image.tag}) is built on {needs}; skipping the check only moves the failure to "
                 "the first CUDA call",
@@ -72,7 +72,7 @@ def tag_that_moves(view: View) -> Iterator[Hit]:
     for image in view.images():
         if _FLOATING.fullmatch(image.tag):
             yield Hit(
-                Place(("images", image.name, "tag")),
+                Location(("images", image.name, "tag")),
                 f"the tag {image.tag} is another image from one day to the next, and from v0.5.20 on one with CUDA 13",
                 "write a version, such as v0.5.19-cu129",
             )
@@ -89,7 +89,7 @@ def tag_without_digest(view: View) -> Iterator[Hit]:
     for image in view.images():
         if image.digest is None:
             yield Hit(
-                Place(("images", image.name)),
+                Location(("images", image.name)),
                 f"image {image.name} has no digest, so its bytes are not decided; nothing is deployed like this",
                 "run `./ops pin`",
             )
@@ -149,7 +149,7 @@ def weights_that_do_not_fit(view: View) -> Iterator[Hit]:
             model = served.subject.target
             kind = f"{model.quantization} ({model.bits} bits)" if model.quantization else "BF16"
             yield Hit(
-                Place(("workers", served.worker.name, "gpus"), served.host.name),
+                Location(("workers", served.worker.name, "gpus"), served.host.name),
                 f"{model.weight_bytes / 2**30:.0f} GiB of {kind} weights on {served.worker.tp} GPUs of "
                 f"{served.host.gpus.memory_mib // 1024} GiB: {served.outcome.what}, {served.outcome.cause}",
                 served.outcome.hint,
@@ -247,7 +247,7 @@ def revision_that_moves(view: View) -> Iterator[Hit]:
         revision = view.fleet.models[name].revision
         if revision is None or not _COMMIT.fullmatch(revision):
             yield Hit(
-                Place(("models", name, "revision")),
+                Location(("models", name, "revision")),
                 f"model {name} is pinned to {revision or 'no revision'}, so that another host may fetch other weights",
                 "write the commit of the repository on the hub",
             )
@@ -268,7 +268,7 @@ def nothing_known_about_the_model(view: View) -> Iterator[Hit]:
         for name, known in names.items():
             if known is None:
                 yield Hit(
-                    Place(("models", name)),
+                    Location(("models", name)),
                     f"models/{name}/config.json is not there, so memory, context and concurrency cannot be checked",
                     "put config.json and model.safetensors.index.json of the model there",
                 )

@@ -12,9 +12,8 @@ from pathlib import Path
 from lodger import capacity
 from lodger.capacity import NoRoom, Prediction, Subject, advice
 from lodger.capacity.checkpoint import Checkpoint
-from lodger.inventory import Engine, Fleet, Host, Image, Pool, Worker
-
-_ROOT = Path(__file__).parents[2]
+from lodger.checkout import CODE
+from lodger.inventory import EngineSettings, Fleet, Host, Image, Pool, Worker
 
 
 class Severity(StrEnum):
@@ -31,7 +30,7 @@ class Severity(StrEnum):
 
 
 @dataclass(frozen=True)
-class Place:
+class Location:
     """Where something stands: a path in fleet.yml or in a host's file, or a line of another document."""
 
     loc: tuple[str | int, ...] = ()
@@ -50,26 +49,26 @@ class Place:
         """Return the lines of all keys around it."""
         if self.document:
             return []
-        return [Place(self.loc[:depth], self.host).line(fleet) for depth in range(1, len(self.loc))]
+        return [Location(self.loc[:depth], self.host).line(fleet) for depth in range(1, len(self.loc))]
 
 
 @dataclass(frozen=True)
 class Hit:
     """What a rule found: where, one sentence why it breaks, and what to write instead."""
 
-    place: Place
+    place: Location
     reason: str
     instead: str
 
 
 @dataclass(frozen=True)
-class Served:
+class ServedWorker:
     """One worker with everything that follows from its settings."""
 
     fleet: Fleet
     host: Host
     worker: Worker
-    engine: Engine
+    engine: EngineSettings
     subject: Subject | None
 
     @property
@@ -113,11 +112,11 @@ class Served:
         """How it is called in a sentence."""
         return f"worker {self.worker.name} on {self.host.name}"
 
-    def at(self, *setting: str | int) -> Place:
+    def at(self, *setting: str | int) -> Location:
         """Return where a setting of its engine stands: at the worker, if it has its own, else at the pool."""
         if setting and setting[0] in self.worker.engine:
-            return Place(("workers", self.worker.name, "engine", *setting), self.host.name)
-        return Place(("pools", self.pool.name, *setting))
+            return Location(("workers", self.worker.name, "engine", *setting), self.host.name)
+        return Location(("pools", self.pool.name, *setting))
 
 
 @dataclass(frozen=True)
@@ -126,15 +125,15 @@ class View:
 
     fleet: Fleet
     hosts: Sequence[Host]
-    workers: Sequence[Served]
+    workers: Sequence[ServedWorker]
     templates: Mapping[Path, str] = field(default_factory=dict)
     runbooks: Mapping[Path, str] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, fleet: Fleet, hosts: Sequence[Host], root: Path = _ROOT) -> View:
+    def of(cls, fleet: Fleet, hosts: Sequence[Host], root: Path = CODE) -> View:
         """Return the view of ``hosts``, with the templates and runbooks below ``root`` and those beside the inventory."""
         workers = [
-            Served(fleet, host, worker, fleet.settings(worker), capacity.subject(fleet, host, worker))
+            ServedWorker(fleet, host, worker, fleet.settings(worker), capacity.subject(fleet, host, worker))
             for host in hosts
             for worker in host.workers.values()
         ]
@@ -155,12 +154,12 @@ def _texts(folder: Path, pattern: str) -> dict[Path, str]:
     return {path: path.read_text(encoding="utf-8") for path in sorted(folder.glob(pattern))}
 
 
-def lines(documents: Mapping[Path, str], pattern: str) -> Iterator[tuple[Place, re.Match[str]]]:
+def lines(documents: Mapping[Path, str], pattern: str) -> Iterator[tuple[Location, re.Match[str]]]:
     """Yield each line of the documents in which ``pattern`` is found."""
     for path, text in documents.items():
         for number, line in enumerate(text.splitlines(), 1):
             if found := re.search(pattern, line):
-                yield Place(document=(path, number)), found
+                yield Location(document=(path, number)), found
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator
 
 from lodger.capacity import Prediction
-from lodger.lint.rule import Hit, Place, Severity, View, lines, rule
+from lodger.lint.rule import Hit, Location, Severity, View, lines, rule
 
 _EPHEMERAL = range(32768, 61000)  # Linux gives these to outgoing connections
 _ROUTER = "router: {pool: p, port: 30002, prometheus_port: 29000, listen: 10.0.0.1}"
@@ -38,7 +38,7 @@ def balance_threshold_never_reached(view: View) -> Iterator[Hit]:
         ]
         if (most := min(max(running, default=0), max(predicted, default=1 << 30))) <= pool.routing.balance_abs_threshold:
             yield Hit(
-                Place(("pools", pool.name, "routing", "balance_abs_threshold")),
+                Location(("pools", pool.name, "routing", "balance_abs_threshold")),
                 f"a worker runs {most} requests at once, so a difference of {pool.routing.balance_abs_threshold} never comes "
                 "about: one shared system prompt would send everybody to one worker",
                 f"balance_abs_threshold: {max(most // 2, 1)}",
@@ -56,7 +56,7 @@ def breaker_that_clients_trip(view: View) -> Iterator[Hit]:
     for path, text in view.templates.items():
         if path.name.startswith("router.") and not re.search(r"^\s*- --disable-circuit-breaker$", text, re.MULTILINE):
             yield Hit(
-                Place(document=(path, 1)),
+                Location(document=(path, 1)),
                 "the router's breaker counts answers with status 400 as failures: 20 bad requests in a row took a healthy pool "
                 "of two down for a minute, while /readiness said ready",
                 "--disable-circuit-breaker, and health checks every few seconds",
@@ -94,7 +94,7 @@ def port_of_outgoing_connections(view: View) -> Iterator[Hit]:
         for loc, port in _ports(host.name, view):
             if port in _EPHEMERAL:
                 yield Hit(
-                    Place(loc, host.name),
+                    Location(loc, host.name),
                     f"port {port} is in the range of outgoing connections ({_EPHEMERAL.start} to {_EPHEMERAL.stop - 1}): one "
                     "day it is taken when the service starts",
                     "a port below 32768 that nobody has",
@@ -112,7 +112,7 @@ def port_of_ssh(view: View) -> Iterator[Hit]:
     for host in view.hosts:
         for loc, port in _ports(host.name, view):
             if port in {22, host.ssh.port}:
-                yield Hit(Place(loc, host.name), f"port {port} is that of the host's SSH server", "a port that nobody has")
+                yield Hit(Location(loc, host.name), f"port {port} is that of the host's SSH server", "a port that nobody has")
 
 
 def _ports(host: str, view: View) -> Iterator[tuple[tuple[str, ...], int]]:
@@ -157,7 +157,7 @@ def open_to_everybody(view: View) -> Iterator[Hit]:
             address = ipaddress.ip_address(listen)
             if address.is_unspecified or address.is_global:
                 yield Hit(
-                    Place(loc, host.name),
+                    Location(loc, host.name),
                     f"{listen} lets everybody who reaches {host.name} use the model and {what}: no key is asked for",
                     f"{loc[-1]}: the host's address on the private network; or a key, the pool's `api_key_file`",
                 )
@@ -178,7 +178,7 @@ def neighbour_without_memory(view: View) -> Iterator[Hit]:
         for name, neighbour in host.neighbours.items():
             if neighbour.policy == "pause" and not neighbour.gpu_memory_mib:
                 yield Hit(
-                    Place(("neighbours", name), host.name),
+                    Location(("neighbours", name), host.name),
                     f"{name} stays on the GPUs beside our workers with no memory promised: what it really holds is missing "
                     "from their pools, and a deploy waits for it in vain",
                     "gpu_memory_mib: what nvidia-smi shows for it, in MiB a GPU",

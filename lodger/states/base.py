@@ -9,9 +9,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from lodger.command import Command, Transport
-from lodger.facts import Fact, Facts
-from lodger.footprint import Owner
+from lodger.host.command import Command, Transport
+from lodger.host.facts.base import Fact, Facts
+from lodger.host.ownership import Owner
 
 
 @dataclass(frozen=True)

@@ -10,42 +10,54 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from lodger.facts import Fact
-from lodger.footprint import Owner
-from lodger.keys import ApiKey
+from lodger.host.facts.base import Fact
+from lodger.host.ownership import Owner
+from lodger.release.api_keys import ApiKey
+from lodger.release.service import Service
 from lodger.states.base import State
-from lodger.states.driver import (
-    DpkgFree,
-    DriverInstalled,
-    DriverLoaded,
-    GpusReleased,
-    OnlyDriverChanges,
-    PackagesCached,
-    Upgrade,
-    UpgradePossible,
-)
-from lodger.states.given import GpusAwaited, StaysPaused, WayBack, WorkerPaused, WorkerUnpaused
-from lodger.states.host import HostFit
-from lodger.states.image import ImagePresent, WeightsPresent
-from lodger.states.key import KeyInPlace
-from lodger.states.neighbour import NeighbourReplaced, NeighbourRestored
-from lodger.states.paused import (
-    NeighbourPaused,
-    NeighbourResumed,
-    NeighbourTold,
-    NeighbourWarned,
-    Reached,
-    ServiceResumed,
-    ServiceStopped,
-    WorkerLeaving,
-    WorkerReturned,
-)
-from lodger.states.reboot import Rebooted
-from lodger.states.release import Content, Pruned, ReleaseCurrent, ReleaseStaged
-from lodger.states.rotation import LeaverDrained, Place, PoolComplete, Roll, WorkerDrained, WorkerJoined
-from lodger.states.served import Smoke, Smoked
-from lodger.states.service import GpusFree, Managed, ServiceGone, ServiceInstalled, ServiceReady
-from lodger.states.standing import Standing
+from lodger.states.dpkg_free import DpkgFree
+from lodger.states.driver_goal import DriverGoal
+from lodger.states.driver_installed import DriverInstalled
+from lodger.states.driver_loaded import DriverLoaded
+from lodger.states.gpus_free import GpusFree
+from lodger.states.gpus_released import GpusReleased
+from lodger.states.gpus_waited_for import GpusWaitedFor
+from lodger.states.host_fit import HostFit
+from lodger.states.image_present import ImagePresent
+from lodger.states.key_in_place import KeyInPlace
+from lodger.states.leaver_drained import LeaverDrained
+from lodger.states.neighbour_paused import NeighbourPaused
+from lodger.states.neighbour_replaced import NeighbourReplaced
+from lodger.states.neighbour_restored import NeighbourRestored
+from lodger.states.neighbour_resumed import NeighbourResumed
+from lodger.states.neighbour_status import NeighbourStatus
+from lodger.states.neighbour_told import NeighbourTold
+from lodger.states.neighbour_warned import NeighbourWarned
+from lodger.states.old_releases_pruned import OldReleasesPruned
+from lodger.states.only_driver_changes import OnlyDriverChanges
+from lodger.states.packages_cached import PackagesCached
+from lodger.states.pool_complete import PoolComplete
+from lodger.states.pool_place import PoolPlace, RouterMembers
+from lodger.states.rebooted import Rebooted
+from lodger.states.release_current import ReleaseCurrent
+from lodger.states.release_staged import Content, ReleaseStaged
+from lodger.states.service_gone import ServiceGone
+from lodger.states.service_installed import ServiceInstalled
+from lodger.states.service_ready import ServiceReady
+from lodger.states.service_stopped import ServiceStopped
+from lodger.states.smoke_passed import Smoke, SmokePassed
+from lodger.states.stopped import Reached
+from lodger.states.upgrade_possible import UpgradePossible
+from lodger.states.weights_present import WeightsPresent
+from lodger.states.worker_drained import WorkerDrained
+from lodger.states.worker_joined import WorkerJoined
+from lodger.states.worker_leaving import WorkerLeaving
+from lodger.states.worker_pause import AutoResume
+from lodger.states.worker_paused import WorkerPaused
+from lodger.states.worker_resumed import ServiceResumed
+from lodger.states.worker_returned import WorkerReturned
+from lodger.states.worker_still_paused import WorkerStillPaused
+from lodger.states.worker_unpaused import WorkerUnpaused
 
 
 @dataclass(frozen=True)
@@ -63,7 +75,7 @@ class Giving:
 
     who: str
     until: str
-    way_back: WayBack
+    way_back: AutoResume
 
 
 @dataclass(frozen=True)
@@ -82,7 +94,7 @@ class Situation:
 
     host: str
     release: str
-    services: Mapping[str, Managed]
+    services: Mapping[str, Service]
     driver: str = ""
     gpu_count: int = 0
     gpu_memory: int = 0
@@ -90,21 +102,21 @@ class Situation:
     files: Mapping[str, Content] = field(default_factory=dict)
     manifest: str = ""
     history: tuple[str, ...] | None = None
-    gone: Mapping[str, Managed] = field(default_factory=dict)
+    gone: Mapping[str, Service] = field(default_factory=dict)
     models: Mapping[str, tuple[str, int | None]] = field(default_factory=dict)
     image_room: Mapping[str, int] = field(default_factory=dict)
     turns: Mapping[str, str] = field(default_factory=dict)
     neighbours: Mapping[Owner, int] = field(default_factory=dict)
     replaced: tuple[tuple[str, str], ...] = ()
-    records: tuple[Standing, ...] = ()
+    records: tuple[NeighbourStatus, ...] = ()
     smoke: Callable[[str], Smoke] | None = None
-    upgrade: Upgrade | None = None
+    upgrade: DriverGoal | None = None
     pausable: tuple[tuple[str, str], ...] = ()
     warned: tuple[Notice, ...] = ()
     reached: Reached = lambda _: False
     reads: tuple[Fact[Any], ...] = ()
-    places: Mapping[str, Place] = field(default_factory=dict)
-    roll: Roll | None = None
+    places: Mapping[str, PoolPlace] = field(default_factory=dict)
+    roll: RouterMembers | None = None
     keys: tuple[ApiKey, ...] = ()
     paused: frozenset[str] = frozenset()
     giving: Giving | None = None
@@ -130,30 +142,30 @@ def _replaced(at: Situation) -> list[Owner]:
 
 def _gpus_free(at: Situation, service: Any) -> State:
     if at.patience:
-        return GpusAwaited(service, at.host, neighbours=at.neighbours, replaced=_replaced(at), patience=at.patience)
+        return GpusWaitedFor(service, at.host, neighbours=at.neighbours, replaced=_replaced(at), patience=at.patience)
     return GpusFree(service, at.host, neighbours=at.neighbours, replaced=_replaced(at))
 
 
 def _worker_paused(at: Situation, service: Any) -> State:
     if at.giving is None:
-        return StaysPaused(service, WayBack(at.host, _place(at, service), tuple(at.neighbours)))
+        return WorkerStillPaused(service, AutoResume(at.host, _place(at, service), tuple(at.neighbours)))
     return WorkerPaused(service, at.giving.who, at.giving.until, at.giving.way_back)
 
 
 def _smoke_passed(at: Situation, service: Any) -> State:
     if at.smoke is None:
         raise LookupError("smoke_passed needs something that can ask the worker")
-    return Smoked(service, at.host, at.smoke(service.name))
+    return SmokePassed(service, at.host, at.smoke(service.name))
 
 
-def _upgrade(at: Situation) -> Upgrade:
+def _upgrade(at: Situation) -> DriverGoal:
     if at.upgrade is None:
         raise LookupError("this state needs a host whose driver is to be upgraded")
     return at.upgrade
 
 
-def _place(at: Situation, service: Managed) -> Place:
-    return at.places.get(service.name, Place())
+def _place(at: Situation, service: Service) -> PoolPlace:
+    return at.places.get(service.name, PoolPlace())
 
 
 def _pool_complete(at: Situation, _: Any) -> State:
@@ -195,7 +207,7 @@ CATALOG: Mapping[str, tuple[str, Callable[[Situation, Any], State]]] = {
     "smoke_passed": ("worker", _smoke_passed),
     "router_ready": ("router", lambda at, item: ServiceReady(item, at.host, replaced=_replaced(at))),
     "release_current": ("", lambda at, _: ReleaseCurrent(at.release, at.history)),
-    "old_releases_pruned": ("", lambda at, _: Pruned(at.release)),
+    "old_releases_pruned": ("", lambda at, _: OldReleasesPruned(at.release)),
     "neighbour_warned": (
         "warned neighbour",
         lambda at, item: NeighbourWarned(item.name, item.command, item.minutes, at.reached, at.reads),

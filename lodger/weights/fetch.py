@@ -12,23 +12,24 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
-from lodger import facts
-from lodger.command import Command, Result
-from lodger.engine import Connection, Mark, Outcome, StateOutcome
 from lodger.errors import ConnectionLost, LodgerError, Refused, StateFailed
+from lodger.host import facts
+from lodger.host.command import Command, Result
 from lodger.inventory import Fleet, Host, Model
+from lodger.run.outcome import RunResult, StateResult, Status
+from lodger.run.runner import Connection
 from lodger.weights import host as commands
-from lodger.weights import kept
+from lodger.weights import model_files
 from lodger.weights import plan as plans
 from lodger.weights.hub import HUBS, HubError, HubSilent, Listing, Response
-from lodger.weights.plan import Found, Manifest, Plan
+from lodger.weights.plan import FetchManifest, FetchPlan, FoundFolder
 from lodger.weights.progress import Said, Screen, listen
 
 _ASKED, _ASKED_IN_SILENCE = 4, 2  # times that a hub is asked for one page, and that one which does not answer is
 _FASTEST_POLL, _SLOWEST_POLL = 0.5, 5.0  # seconds between two looks at a fetch
 
 
-class Log(Protocol):
+class CommandLog(Protocol):
     """The part of a journal that a fetch writes."""
 
     def intent(self, state: str, command: object) -> None:
@@ -39,7 +40,7 @@ class Log(Protocol):
 
 
 @dataclass(frozen=True)
-class Options:
+class FetchOptions:
     """What the operator asks for beside fetching: hash everything anew, put right what differs, stop, or only look."""
 
     verify: bool = False
@@ -70,7 +71,7 @@ class _Job:
     """One model on its way: the plan, how much of the log was read, and what it came to."""
 
     model: Model
-    plan: Plan
+    plan: FetchPlan
     running: bool = False
     seen: int = 0
     said: Said = field(default_factory=Said)
@@ -82,12 +83,19 @@ class Fetch:
     """One run of `fetch` on one host."""
 
     def __init__(
-        self, fleet: Fleet, host: Host, connection: Connection, log: Log, screen: Screen, options: Options, giver: Giver | None
+        self,
+        fleet: Fleet,
+        host: Host,
+        connection: Connection,
+        log: CommandLog,
+        screen: Screen,
+        options: FetchOptions,
+        giver: Giver | None,
     ) -> None:
         self.fleet, self.host, self.connection, self.log, self.screen = fleet, host, connection, log, screen
         self.options, self.giver = options, giver
 
-    def run(self, models: Sequence[Model], outcome: Outcome) -> None:
+    def run(self, models: Sequence[Model], outcome: RunResult) -> None:
         """Fetch ``models`` and put into ``outcome`` what came of each; raises what ends it all."""
         readings = {model.name: commands.reading(self.host.models_dir, model) for model in models}
         asked = [facts.MACHINE, *(fact for one in readings.values() for fact in (one.found, one.manifest, one.running))]
@@ -103,7 +111,7 @@ class Fetch:
             one = readings[model.name]
             job = self._attach(model) if read[one.running] else self._job(model, read[one.found], read[one.manifest])
             if job is None:
-                outcome.states.append(StateOutcome(_name(model), Mark.SATISFIED))
+                outcome.states.append(StateResult(_name(model), Status.SATISFIED))
             else:
                 jobs.append(job)
         self._refuse_for_room([(job, read[readings[job.model.name].found]) for job in jobs if not job.running])
@@ -120,7 +128,7 @@ class Fetch:
 
     # ------------------------------------------------------------ deciding
 
-    def _job(self, model: Model, found: Found, manifest: Manifest | None) -> _Job | None:
+    def _job(self, model: Model, found: FoundFolder, manifest: FetchManifest | None) -> _Job | None:
         """Return what is to be done for a model; None when its manifest says that all is there."""
         root, directory = self.host.models_dir, model.directory
         if self.options.verify:
@@ -150,7 +158,7 @@ class Fetch:
         self._report_strangers(model, found, [file.path for file in plan.files] + list(manifest.files if manifest else []))
         return _Job(model, plan)
 
-    def _report_strangers(self, model: Model, found: Found, paths: Sequence[str]) -> None:
+    def _report_strangers(self, model: Model, found: FoundFolder, paths: Sequence[str]) -> None:
         others = plans.strangers(paths, found)
         if others:
             more = f" and {len(others) - 3} more" if len(others) > 3 else ""
@@ -158,7 +166,7 @@ class Fetch:
                 self.host.name, f"{model.name}: not of this model, left alone in its folder: {', '.join(others[:3])}{more}"
             )
 
-    def _from_hubs(self, model: Model) -> Plan:
+    def _from_hubs(self, model: Model) -> FetchPlan:
         """Return the plan that the hubs agree on; raise Refused when none of them has the revision."""
         endpoints = self.fleet.weights.endpoints
         with ThreadPoolExecutor(max_workers=len(endpoints)) as pool:
@@ -191,7 +199,7 @@ class Fetch:
         self._announce(plan, f"{plan.origin} at {plan.commit}")
         return plan
 
-    def _remembered(self, model: Model, sources: Sequence[plans.Source]) -> Plan | None:
+    def _remembered(self, model: Model, sources: Sequence[plans.Source]) -> FetchPlan | None:
         """Return the plan of an earlier fetch, if it is of the revision that no hub tells of today."""
         result = self._ask(commands.planned(model.name))
         endpoints = list(self.fleet.weights.endpoints.values())
@@ -201,7 +209,7 @@ class Fetch:
         except (ValueError, KeyError):
             return None
 
-    def _announce(self, plan: Plan, source: str) -> None:
+    def _announce(self, plan: FetchPlan, source: str) -> None:
         self.screen.note(self.host.name, f"{plan.model}: {len(plan.files)} files, {plan.size / 1e9:.2f} GB, {source}")
 
     def _source(self, model: Model, hub: Literal["modelscope", "huggingface"]) -> plans.Source | HubError:
@@ -256,7 +264,7 @@ class Fetch:
                 self._wait(1 << attempt)
         return commands.answered(result.code, result.stdout, result.stderr)
 
-    def _from_giver(self, model: Model, giver: Giver) -> Plan:
+    def _from_giver(self, model: Model, giver: Giver) -> FetchPlan:
         """Return the plan that takes a model from another host; raise Refused where that host does not have it whole."""
         one = commands.reading(giver.host.models_dir, model)
         read = facts.parse(giver.connection.run(facts.command([one.found, one.manifest])).check().stdout, giver.host.name)
@@ -276,7 +284,7 @@ class Fetch:
         self._announce(plan, f"from {giver.host.name}")
         return plan
 
-    def _refuse_for_room(self, wanted: Sequence[tuple[_Job, Found]]) -> None:
+    def _refuse_for_room(self, wanted: Sequence[tuple[_Job, FoundFolder]]) -> None:
         need = sum(plans.needed(job.plan, found) for job, found in wanted)
         for job, found in wanted:
             if need > found.free:
@@ -327,18 +335,18 @@ class Fetch:
         return f"http://{giver.host.service_address or giver.host.address}:{port}/{token}"
 
     def _cancel(
-        self, models: Sequence[Model], readings: Mapping[str, commands.Reading], read: facts.Facts, outcome: Outcome
+        self, models: Sequence[Model], readings: Mapping[str, commands.WeightsFacts], read: facts.Facts, outcome: RunResult
     ) -> None:
         for model in models:
             name = f"fetch_stopped({model.name})"
             if not read[readings[model.name].running]:
-                outcome.states.append(StateOutcome(name, Mark.SATISFIED))
+                outcome.states.append(StateResult(name, Status.SATISFIED))
                 continue
             if self.options.dry_run:
                 self.screen.note(self.host.name, f"{model.name}: would stop the fetch that is at work")
                 continue
             self._act(name, commands.cancel(model.name)).check(self.host.name)
-            outcome.states.append(StateOutcome(name, Mark.DONE))
+            outcome.states.append(StateResult(name, Status.DONE))
             outcome.changed.append(name)
 
     def _follow(self, jobs: Sequence[_Job]) -> None:
@@ -367,18 +375,18 @@ class Fetch:
             patience = min(_SLOWEST_POLL, max(_FASTEST_POLL, (time.monotonic() - jobs[0].began) / 60))
             self._wait(_FASTEST_POLL - (time.monotonic() - begun))
 
-    def _conclude(self, jobs: Sequence[_Job], outcome: Outcome) -> None:
+    def _conclude(self, jobs: Sequence[_Job], outcome: RunResult) -> None:
         failure: LodgerError | None = None
         for job in jobs:
             seconds, name = time.monotonic() - job.began, _name(job.model)
             if job.said.end == "ok":
                 changed = not self.options.verify and any(at == "done" for at in job.said.doing.values())
-                outcome.states.append(StateOutcome(name, Mark.DONE if changed else Mark.SATISFIED, seconds))
+                outcome.states.append(StateResult(name, Status.DONE if changed else Status.SATISFIED, seconds))
                 outcome.changed += [name] if changed else []
                 if not self.options.verify:
                     self._keep_small_files(job.model, job.plan)
                 continue
-            outcome.states.append(StateOutcome(name, Mark.FAILED, seconds, job.said.end))
+            outcome.states.append(StateResult(name, Status.FAILED, seconds, job.said.end))
             failure = failure or self._failure(job)
         if failure is not None:
             raise failure
@@ -398,17 +406,17 @@ class Fetch:
         more = f"; and {len(job.said.errors) - 2} more" if len(job.said.errors) > 2 else ""
         return StateFailed(f"{model}: {what}", cause="; ".join(job.said.errors[:2]) + more, hint=hint)
 
-    def _keep_small_files(self, model: Model, plan: Plan) -> None:
+    def _keep_small_files(self, model: Model, plan: FetchPlan) -> None:
         """Copy what the capacity model reads beside the inventory, missing or reconstructed there; say what differs."""
         folder = self.fleet.folder / "models" / model.name
         contents = {
             name: self._ask(commands.small_file(plan.target, name)).check(self.host.name).stdout
-            for name in kept.unread(plan, folder)
+            for name in model_files.unread(plan, folder)
         }
-        if kept.INDEX not in {file.path for file in plan.files} and not (folder / "tensors.json").is_file():
-            contents[kept.INDEX] = kept.index(plan)
+        if model_files.INDEX not in {file.path for file in plan.files} and not (folder / "tensors.json").is_file():
+            contents[model_files.INDEX] = model_files.index(plan)
         for name, content in contents.items():
-            if said := kept.keep(folder / name, content):
+            if said := model_files.keep(folder / name, content):
                 self.screen.note(self.host.name, f"{model.name}: {said}")
 
     # ------------------------------------------------------------ the connection

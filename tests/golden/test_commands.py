@@ -10,13 +10,16 @@ from pathlib import Path
 
 import pytest
 
-from lodger import facts, inventory, operate, runbook
-from lodger.command import Command
-from lodger.facts import Facts
+from lodger import inventory
+from lodger.host import facts
+from lodger.host.command import Command
+from lodger.host.facts.base import Facts
 from lodger.inventory import Fleet
-from lodger.render import render
+from lodger.plans import operate, runbook
+from lodger.release.render import render
 from lodger.states.base import Step
-from lodger.states.rotation import Place, PoolComplete
+from lodger.states.pool_complete import PoolComplete
+from lodger.states.pool_place import PoolPlace
 from tests.unit.readings import (
     base,
     captured,
@@ -110,8 +113,8 @@ def test_rollback_to_the_release_before(fleet: Fleet, golden: Golden) -> None:
             facts.serving_fact(after.container, after.unit, "node1"): serving(config="c2"),
             facts.images_fact([before.image]): {before.image: True},
             facts.disk_fact("/var/lib/docker"): facts.Disk(2**40, True),
-            Place().rotation: {},
-            Place().identities: {},
+            PoolPlace().rotation: {},
+            PoolPlace().identities: {},
         }
     )
     steps, _ = plan.build(read, None)

@@ -15,7 +15,7 @@ from lab.lab import Lab
 from lab.run import wait_until
 from lab.twin import Twin
 from lab.world import SERVICE
-from lodger import journal
+from lodger.run import journal
 from tests.lab.crash.scenarios import driver_upgrade
 from tests.lab.site import Ran, Site, loaded_driver, serves
 

@@ -15,7 +15,7 @@ from lab.driver import faults
 from lab.lab import Lab
 from lab.run import wait_until
 from lab.twin import Twin
-from lodger import journal
+from lodger.run import journal
 from tests.lab.site import REPLACED, Ran, Site, declared, foreign_changes, given_back, loaded_driver, serves
 
 Fresh = Callable[[str], Twin]

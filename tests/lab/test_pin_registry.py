@@ -10,7 +10,7 @@ import pytest
 from lab.image import REGISTRY
 from lab.lab import Lab
 from lodger import inventory
-from lodger.pin import pin
+from lodger.inventory.pin import pin
 
 HOSTS = Path(__file__).parents[2] / "hosts"
 

@@ -14,9 +14,11 @@ from hypothesis import strategies as st
 
 from lab.twin import Twin
 from lodger import inventory
-from lodger.command import quote
+from lodger.host.command import quote
 from lodger.inventory import Fleet
-from lodger.render import Release, exec_word, render
+from lodger.release.quoting import exec_word
+from lodger.release.render import render
+from lodger.release.service import Release
 
 HOSTS = Path(__file__).parents[2] / "hosts"
 NASTY = [

@@ -17,9 +17,9 @@ import pytest
 from lab import judge
 from lab.lab import Lab
 from lab.twin import Twin
-from lodger.command import run
-from lodger.inventory import load
-from lodger.transport import Ssh
+from lodger.host.command import run
+from lodger.host.ssh import Ssh
+from lodger.inventory.load import load
 from tests.lab.site import Ran, Site
 
 OURS = "find /opt/lodger /var/lib/lodger /etc/systemd/system/lodger-* -exec stat -c '%n %s %f' {} + 2>/dev/null | sort"

@@ -20,10 +20,11 @@ from pathlib import Path
 import pytest
 from ruamel.yaml import YAML
 
-from lodger.inventory import Fleet, Host, load
-from lodger.render import render
-from lodger.serving.client import Client
-from lodger.serving.smoke import Check, Expectation, SmokeReport, smoke
+from lodger.engines.sglang.client import Client
+from lodger.engines.sglang.smoke import Expectation, SmokeCheck, SmokeReport, smoke
+from lodger.inventory import Fleet, Host
+from lodger.inventory.load import load
+from lodger.release.render import render
 
 ROOT = Path(__file__).resolve().parents[2]
 ENGINE = ROOT / "lab" / "engine"
@@ -154,7 +155,7 @@ def declaring(fleet: Fleet, own: dict[str, object] | None = None, **settings: ob
     )
 
 
-def told(checks: tuple[Check, ...]) -> list[str]:
+def told(checks: tuple[SmokeCheck, ...]) -> list[str]:
     return [f"{check.name}: {check.detail}" for check in checks]
 
 

@@ -10,7 +10,8 @@ from lab.lab import Lab
 from lab.run import wait_until
 from lab.twin import Twin
 from lodger import inventory
-from lodger.render import Release, render
+from lodger.release.render import render
+from lodger.release.service import Release
 
 UNIT = "lodger-worker-a.service"
 DRAIN_S = 3

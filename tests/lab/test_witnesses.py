@@ -12,10 +12,11 @@ import pytest
 
 from lab.lab import Lab
 from lab.run import CHECKOUT
-from lodger import witness
-from lodger.command import Command
-from lodger.inventory import Fleet, Host, load
-from lodger.transport import Ssh
+from lodger.host.command import Command
+from lodger.host.ssh import Ssh
+from lodger.inventory import Fleet, Host
+from lodger.inventory.load import load
+from lodger.run import witness
 
 WORKER = "lodger-worker-a"
 UNIT = f"/etc/systemd/system/{WORKER}.service"

@@ -8,9 +8,21 @@ from dataclasses import replace
 
 import pytest
 
+from lodger.checks.affinity.measure import Affinity, free_ports
+from lodger.checks.affinity.trials import (
+    Prefill,
+    Sent,
+    ServedPrompt,
+    Trial,
+    WorkerLog,
+    as_json,
+    attribute,
+    prefixes,
+    read_log,
+    table,
+    waves,
+)
 from lodger.errors import Refused, StateFailed
-from lodger.probe import Affinity, free_ports
-from lodger.serving.affinity import Log, Prefill, Sent, Served, Trial, as_json, attribute, prefixes, read_log, table, waves
 
 STAMP = "[2026-11-29 18:31:19 TP0]"
 
@@ -61,8 +73,8 @@ def test_probes_of_a_health_check_are_no_prompts() -> None:
     log = read_log(
         "\n".join([prefill(2048, 3), prefill(1, 0), prefill(256, 0), finished("x"), "noise", '{"request.finished" cut'])
     )
-    assert log == Log((Prefill(2048, 3), Prefill(256, 0)), frozenset({"x"}))
-    assert read_log("") == Log((), frozenset())
+    assert log == WorkerLog((Prefill(2048, 3), Prefill(256, 0)), frozenset({"x"}))
+    assert read_log("") == WorkerLog((), frozenset())
 
 
 def test_the_worker_that_names_the_request_served_it_and_chunks_are_summed() -> None:
@@ -78,20 +90,20 @@ def test_the_worker_that_names_the_request_served_it_and_chunks_are_summed() -> 
 
 def test_without_ids_the_prompts_own_length_tells_and_a_mixed_batch_does_not_confuse_it() -> None:
     logs = {
-        "a": Log((Prefill(2048, 0), Prefill(2048, 0), Prefill(952, 0), Prefill(4000, 100)), frozenset()),
-        "b": Log((Prefill(77, 5), Prefill(2048, 0), Prefill(1271, 0)), frozenset()),
+        "a": WorkerLog((Prefill(2048, 0), Prefill(2048, 0), Prefill(952, 0), Prefill(4000, 100)), frozenset()),
+        "b": WorkerLog((Prefill(77, 5), Prefill(2048, 0), Prefill(1271, 0)), frozenset()),
     }
     three, five = attribute([sent(0, 1, 3319), sent(1, 1, 5048)], logs)
     assert (three.worker, three.new_tokens) == ("b", 3319)
     assert (five.worker, five.new_tokens) == ("a", 5048)
     (nobody,) = attribute([sent(2, 1, 4444)], logs)
     assert (nobody.worker, nobody.new_tokens) == ("", None)
-    twice = {"a": Log((Prefill(3319, 0),), frozenset()), "b": Log((Prefill(3319, 0),), frozenset())}
+    twice = {"a": WorkerLog((Prefill(3319, 0),), frozenset()), "b": WorkerLog((Prefill(3319, 0),), frozenset())}
     assert attribute([sent(0, 1, 3319)], twice)[0].worker == "", "two that could be it are nobody"
 
 
 def test_a_line_with_two_prompts_leaves_the_id_to_tell() -> None:
-    logs = {"a": Log((Prefill(6000, 0),), frozenset({"0-1", "1-1"})), "b": Log((), frozenset())}
+    logs = {"a": WorkerLog((Prefill(6000, 0),), frozenset({"0-1", "1-1"})), "b": WorkerLog((), frozenset())}
     one, two = attribute([sent(0, 1, 2500), sent(1, 1, 3500)], logs)
     assert {one.worker, two.worker} == {"a"}
     assert (one.new_tokens, two.new_tokens) == (None, None), "and leaves nothing to say what each of them cost"
@@ -100,8 +112,8 @@ def test_a_line_with_two_prompts_leaves_the_id_to_tell() -> None:
 def trial(*workers: tuple[str, str], policy: str = "cache_aware", cached: int = 990) -> Trial:
     served = []
     for number, (first, again) in enumerate(workers):
-        served.append(Served(sent(number, 1, 1000 + number, ttft=2.0), first, 1000 + number))
-        served.append(Served(sent(number, 2, 1000 + number, cached if first == again else 0, 0.2), again, 10))
+        served.append(ServedPrompt(sent(number, 1, 1000 + number, ttft=2.0), first, 1000 + number))
+        served.append(ServedPrompt(sent(number, 2, 1000 + number, cached if first == again else 0, 0.2), again, 10))
     return Trial(policy, tuple(served))
 
 

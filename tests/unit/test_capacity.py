@@ -19,14 +19,14 @@ from lab.engine.sglang import capacity as simulated
 from lab.engine.sglang import model as simulated_models
 from lab.engine.sglang import options as simulated_options
 from lodger import capacity, inventory
-from lodger.capacity import Gpu, NoRoom, Subject, advice, draw, measured, report, sizing
+from lodger.capacity import GpuMemory, NoRoom, Subject, advice, draw, measured, report, sizing
 from lodger.capacity.checkpoint import Checkpoint, describe, read
 from lodger.errors import InventoryError
-from lodger.inventory import Draft, Engine, Fleet
-from lodger.render import render
+from lodger.inventory import Draft, EngineSettings, Fleet
+from lodger.release.render import render
 
 HOSTS = Path(__file__).parents[2] / "hosts"
-CARD = Gpu(24576)
+CARD = GpuMemory(24576)
 GIB = 1024
 
 
@@ -41,7 +41,7 @@ DFLASH = Draft(algorithm="DFLASH", tokens=8, model="qwen3.8-27b-dflash2")
 HEAD = Draft(algorithm="NEXTN", tokens=5)
 
 
-def engine(**settings: Any) -> Engine:
+def engine(**settings: Any) -> EngineSettings:
     values: dict[str, Any] = {
         "context_length": 131072,
         "mem_fraction_static": 0.80,
@@ -50,7 +50,7 @@ def engine(**settings: Any) -> Engine:
         "mamba_full_memory_ratio": 0.75,
         "draft": DFLASH,
     }
-    return Engine(**values | settings)
+    return EngineSettings(**values | settings)
 
 
 @pytest.fixture
@@ -133,7 +133,7 @@ MEASURED: dict[str, tuple[Checkpoint, dict[str, Any], int, int, int]] = {
 }
 
 
-def measured_engine(settings: dict[str, Any]) -> Engine:
+def measured_engine(settings: dict[str, Any]) -> EngineSettings:
     common: dict[str, Any] = {
         "mem_fraction_static": 0.90,
         "context_length": 262144,
@@ -419,7 +419,7 @@ def test_the_floor_accepts_the_right_pool_and_not_that_of_a_gpu_that_was_not_fre
     floor = capacity.floor(fleet, host, worker)
     assert floor is not None
     assert floor < about.predict().tokens * 0.9, "within the model's own error"
-    late = dataclasses.replace(about, gpu=Gpu(24576, 1024 + 4096))  # a predecessor still holds 4 GiB
+    late = dataclasses.replace(about, gpu=GpuMemory(24576, 1024 + 4096))  # a predecessor still holds 4 GiB
     assert late.predict().tokens < floor
 
 

@@ -16,11 +16,12 @@ from pathlib import Path
 import pytest
 from invoke.exceptions import Exit
 
-from lodger import cli, inventory
-from lodger.engine import Mark, Outcome, StateOutcome
+from lodger import inventory
 from lodger.errors import LodgerError, Refused, StateFailed, UndoFailed, UsageError
-from lodger.footprint import Change
 from lodger.inventory import Fleet
+from lodger.run.footprint import FootprintChange
+from lodger.run.outcome import RunResult, StateResult, Status
+from lodger.tasks import program
 
 ROOT = Path(__file__).parents[2]
 
@@ -150,13 +151,13 @@ def test_affinity_asks_the_routers_that_clients_use_and_refuses_a_host_without_o
     ],
 )
 def test_hosts_are_chosen_by_name_each_once(fleet: Fleet, host: str, names: list[str]) -> None:
-    assert [one.name for one in cli.chosen(fleet, host)] == names
+    assert [one.name for one in program.chosen(fleet, host)] == names
 
 
 @pytest.mark.parametrize("host", [None, "", ",", " , ", "node9", "node1,node9", "node", "NODE1", "all,node1"])
 def test_anything_else_is_bad_usage_and_lists_the_hosts(fleet: Fleet, host: str | None) -> None:
     with pytest.raises(UsageError) as caught:
-        cli.chosen(fleet, host)
+        program.chosen(fleet, host)
     assert "node1, node2" in caught.value.hint
 
 
@@ -167,14 +168,14 @@ def test_hosts_run_side_by_side_and_answer_in_order(fleet: Fleet) -> None:
         together.wait()
         return host.name
 
-    assert cli.side_by_side(cli.chosen(fleet, "node2,node1"), act) == ["node2", "node1"]
+    assert program.side_by_side(program.chosen(fleet, "node2,node1"), act) == ["node2", "node1"]
 
 
 @pytest.fixture
 def nobody_stopped() -> Iterator[None]:
-    cli.stop.clear()
+    program.stop.clear()
     yield
-    cli.stop.clear()
+    program.stop.clear()
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -186,9 +187,9 @@ def test_a_signal_asks_every_host_to_stop_and_is_handled_as_before_afterwards(
     def act(host: inventory.Host) -> bool:
         if host.name == "node1":
             os.kill(os.getpid(), number)
-        return cli.stop.wait(10)
+        return program.stop.wait(10)
 
-    assert cli.side_by_side(cli.chosen(fleet, "all"), act) == [True, True]
+    assert program.side_by_side(program.chosen(fleet, "all"), act) == [True, True]
     assert signal.getsignal(number) is before
     assert "stopping: what was begun is undone first" in capsys.readouterr().err
 
@@ -198,7 +199,7 @@ def test_a_second_signal_says_that_the_next_one_is_meant(
 ) -> None:
     def act(host: inventory.Host) -> object:
         os.kill(os.getpid(), signal.SIGINT)
-        assert cli.stop.wait(10)
+        assert program.stop.wait(10)
         time.sleep(0.5)  # nobody presses a key again before the main thread waits anew, where a signal wakes it
         os.kill(os.getpid(), signal.SIGINT)
         end = time.monotonic() + 10
@@ -206,7 +207,7 @@ def test_a_second_signal_says_that_the_next_one_is_meant(
             time.sleep(0.01)
         return signal.getsignal(signal.SIGINT)
 
-    assert cli.side_by_side(cli.chosen(fleet, "node1"), act) == [signal.SIG_DFL]
+    assert program.side_by_side(program.chosen(fleet, "node1"), act) == [signal.SIG_DFL]
     first, second = capsys.readouterr().err.strip().splitlines()[::2]
     assert "twice more" in first
     assert second == "once more to leave at once"
@@ -215,48 +216,50 @@ def test_a_second_signal_says_that_the_next_one_is_meant(
 # ---------------------------------------------------------------- results
 
 
-def outcome(mark: Mark, error: LodgerError | None = None, host: str = "node1", **values: object) -> Outcome:
-    made = Outcome(host, "deploy", mark, error=error, round_trips=3, seconds=1.234, journal="run")
+def outcome(mark: Status, error: LodgerError | None = None, host: str = "node1", **values: object) -> RunResult:
+    made = RunResult(host, "deploy", mark, error=error, round_trips=3, seconds=1.234, journal="run")
     for name, value in values.items():
         setattr(made, name, value)
     return made
 
 
-LOSS = Change("unit", "cron.service", "active -> gone", loss=True)
+LOSS = FootprintChange("unit", "cron.service", "active -> gone", loss=True)
 
 
 @pytest.mark.parametrize(
     ("outcomes", "code"),
     [
-        ([outcome(Mark.SATISFIED)], 0),
-        ([outcome(Mark.DONE), outcome(Mark.SATISFIED)], 0),
-        ([outcome(Mark.DONE, losses=[LOSS])], 1),
-        ([outcome(Mark.FAILED, StateFailed("x"))], 1),
-        ([outcome(Mark.REFUSED, Refused("x"))], 3),
-        ([outcome(Mark.REFUSED, UsageError("x"))], 2),
-        ([outcome(Mark.UNDO_FAILED, UndoFailed("x"))], 4),
-        ([outcome(Mark.REFUSED, Refused("x")), outcome(Mark.FAILED, StateFailed("y"))], 1),
-        ([outcome(Mark.UNDO_FAILED, UndoFailed("x")), outcome(Mark.FAILED, StateFailed("y"))], 4),
+        ([outcome(Status.SATISFIED)], 0),
+        ([outcome(Status.DONE), outcome(Status.SATISFIED)], 0),
+        ([outcome(Status.DONE, losses=[LOSS])], 1),
+        ([outcome(Status.FAILED, StateFailed("x"))], 1),
+        ([outcome(Status.REFUSED, Refused("x"))], 3),
+        ([outcome(Status.REFUSED, UsageError("x"))], 2),
+        ([outcome(Status.UNDO_FAILED, UndoFailed("x"))], 4),
+        ([outcome(Status.REFUSED, Refused("x")), outcome(Status.FAILED, StateFailed("y"))], 1),
+        ([outcome(Status.UNDO_FAILED, UndoFailed("x")), outcome(Status.FAILED, StateFailed("y"))], 4),
     ],
 )
-def test_a_run_ends_with_the_worst_of_its_hosts(outcomes: list[Outcome], code: int) -> None:
+def test_a_run_ends_with_the_worst_of_its_hosts(outcomes: list[RunResult], code: int) -> None:
     if code == 0:
-        cli.finish(outcomes, as_json_array=False)
+        program.finish(outcomes, as_json_array=False)
         return
     with pytest.raises(Exit) as caught:
-        cli.finish(outcomes, as_json_array=False)
+        program.finish(outcomes, as_json_array=False)
     assert caught.value.code == code
 
 
 def test_json_is_one_object_a_host_and_alone_on_standard_output(capsys: pytest.CaptureFixture[str]) -> None:
     done = outcome(
-        Mark.DONE, states=[StateOutcome("host_fit", Mark.SATISFIED), StateOutcome("worker_ready(a)", Mark.DONE, 65.432)]
+        Status.DONE, states=[StateResult("host_fit", Status.SATISFIED), StateResult("worker_ready(a)", Status.DONE, 65.432)]
     )
     done.changed.append("worker_ready(a)")
-    failed = outcome(Mark.FAILED, StateFailed("it is not ready", cause="503", hint="wait"), host="node2", evidence="last line")
+    failed = outcome(
+        Status.FAILED, StateFailed("it is not ready", cause="503", hint="wait"), host="node2", evidence="last line"
+    )
     failed.losses.append(LOSS)
     with pytest.raises(Exit):
-        cli.finish([done, failed], as_json_array=True)
+        program.finish([done, failed], as_json_array=True)
     said = capsys.readouterr()
     first, second = json.loads(said.out)
     assert first == {
@@ -281,41 +284,41 @@ def test_json_is_one_object_a_host_and_alone_on_standard_output(capsys: pytest.C
 @pytest.mark.parametrize(
     ("made", "line"),
     [
-        (outcome(Mark.SATISFIED), "node1: nothing to change (1.2 s, 3 round trips)"),
-        (outcome(Mark.SATISFIED, found="all 25 witnesses agree"), "node1: all 25 witnesses agree (1.2 s, 3 round trips)"),
-        (outcome(Mark.FAILED, found="all 25 witnesses agree"), "node1: failed (1.2 s, 3 round trips)"),
-        (replace(outcome(Mark.FAILED), round_trips=0), "node1: failed (1.2 s)"),
+        (outcome(Status.SATISFIED), "node1: nothing to change (1.2 s, 3 round trips)"),
+        (outcome(Status.SATISFIED, found="all 25 witnesses agree"), "node1: all 25 witnesses agree (1.2 s, 3 round trips)"),
+        (outcome(Status.FAILED, found="all 25 witnesses agree"), "node1: failed (1.2 s, 3 round trips)"),
+        (replace(outcome(Status.FAILED), round_trips=0), "node1: failed (1.2 s)"),
         (
-            outcome(Mark.DONE, changed=["a"], states=[StateOutcome("a", Mark.DONE), StateOutcome("b", Mark.SATISFIED)]),
+            outcome(Status.DONE, changed=["a"], states=[StateResult("a", Status.DONE), StateResult("b", Status.SATISFIED)]),
             "node1: done, 1 of 2 changed (1.2 s, 3 round trips)",
         ),
-        (outcome(Mark.REFUSED), "node1: refused, nothing was changed (1.2 s, 3 round trips)"),
-        (outcome(Mark.FAILED), "node1: failed (1.2 s, 3 round trips)"),
+        (outcome(Status.REFUSED), "node1: refused, nothing was changed (1.2 s, 3 round trips)"),
+        (outcome(Status.FAILED), "node1: failed (1.2 s, 3 round trips)"),
         (
-            outcome(Mark.FAILED, states=[StateOutcome("a", Mark.FAILED), StateOutcome("a", Mark.UNDONE)]),
+            outcome(Status.FAILED, states=[StateResult("a", Status.FAILED), StateResult("a", Status.UNDONE)]),
             "node1: failed; the host is as it was before (1.2 s, 3 round trips)",
         ),
         (
-            outcome(Mark.SATISFIED, losses=[LOSS]),
+            outcome(Status.SATISFIED, losses=[LOSS]),
             "node1: nothing to change; something foreign was lost or changed (1.2 s, 3 round trips)",
         ),
-        (outcome(Mark.UNDO_FAILED), "node1: FAILED, AND NOT PUT BACK (1.2 s, 3 round trips)"),
+        (outcome(Status.UNDO_FAILED), "node1: FAILED, AND NOT PUT BACK (1.2 s, 3 round trips)"),
     ],
 )
-def test_a_host_is_summed_up_in_one_line(made: Outcome, line: str) -> None:
-    assert cli.summary(made) == line
+def test_a_host_is_summed_up_in_one_line(made: RunResult, line: str) -> None:
+    assert program.summary(made) == line
 
 
 def test_what_was_lost_is_told_even_where_there_was_nothing_to_do(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(Exit) as caught:
-        cli.finish([outcome(Mark.SATISFIED, losses=[LOSS])], as_json_array=False)
+        program.finish([outcome(Status.SATISFIED, losses=[LOSS])], as_json_array=False)
     assert caught.value.code == 1
     assert "node1  foreign, lost or changed: unit cron.service: active -> gone" in capsys.readouterr().err
 
 
 def test_what_colleagues_did_meanwhile_is_told_apart(capsys: pytest.CaptureFixture[str]) -> None:
-    news = [Change("container", "notebook-2", "new: running", loss=False)]
-    cli.finish([outcome(Mark.DONE, news=news)], as_json_array=False)
+    news = [FootprintChange("container", "notebook-2", "new: running", loss=False)]
+    program.finish([outcome(Status.DONE, news=news)], as_json_array=False)
     assert "node1  meanwhile, not by us: container notebook-2: new: running" in capsys.readouterr().err
 
 

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from lodger import paths
-from lodger.command import Command, Result, Secret, quote, run
 from lodger.errors import CommandFailed
+from lodger.host import paths
+from lodger.host.command import Command, Result, Secret, quote, run
 
 VALUE = "hunter2-\u5bc6\u7801"
 # What an argument can hold at all: anything but NUL, in what UTF-8 can say.

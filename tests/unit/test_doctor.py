@@ -15,14 +15,21 @@ from typing import Any
 
 import pytest
 
-from lodger import doctor, facts, health, inventory, packages
-from lodger.doctor import CHECKS, Patient, Probe
+from lodger import inventory
+from lodger.checks import doctor
+from lodger.checks.doctor.examine import CHECKS
+from lodger.checks.doctor.reading import GpuContainerCheck, HostReading
+from lodger.checks.doctor.report import DoctorFinding, DoctorResult, DoctorSeverity, document
 from lodger.errors import Refused
-from lodger.facts import Disk, Docker, Fact, Folder, Machine
-from lodger.findings import Examined, Finding, Severity, document
-from lodger.health import DriverOnDisk, KernelLog, Link, MemoryErrors, Mount, Repeated, TimeService, Topology, Xid
+from lodger.host import facts
+from lodger.host.facts import health, packages
+from lodger.host.facts.base import Fact
+from lodger.host.facts.docker import Docker
+from lodger.host.facts.health import DriverOnDisk, KernelLog, Link, MemoryErrors, Mount, Repeated, TimeService, Topology, Xid
+from lodger.host.facts.machine import Disk, Machine
+from lodger.host.facts.packages import Dpkg, Kernel, Package
+from lodger.host.facts.weights import Folder
 from lodger.inventory import Fleet, Host
-from lodger.packages import Dpkg, Kernel, Package
 from tests.unit.readings import base, container, driver, in_container, on_gpus, port, process, program, readings
 
 ROOT = Path(__file__).parents[2]
@@ -71,40 +78,40 @@ WELL: dict[Fact[Any], Any] = {
 }
 
 
-def patient(fleet: Fleet, host: Host, changes: Mapping[Fact[Any], Any] = {}, **more: Any) -> Patient:
+def patient(fleet: Fleet, host: Host, changes: Mapping[Fact[Any], Any] = {}, **more: Any) -> HostReading:
     """Return a host that is well but for ``changes``."""
     fit = [fact for fact in doctor.questions(fleet, host) if fact.name.startswith("disk ")]
     own: dict[Fact[Any], Any] = dict.fromkeys(fit, Disk(2**40, writable=True))
-    own |= {
-        state.fact: Folder(True, fleet.models[name].size_bytes or 1) for name, state in doctor._weights(fleet, host).items()
+    own |= {state.fact: Folder(True, fleet.models[name].size_bytes or 1) for name, state in doctor.weights(fleet, host).items()}
+    own[doctor.pinned(fleet, host)] = {
+        image.reference: True for image in doctor.images_of(fleet, host).values() if image.digest
     }
-    own[doctor._pinned(fleet, host)] = {image.reference: True for image in doctor._images(fleet, host).values() if image.digest}
     asked = doctor.questions(fleet, host)
     values = {fact: value for fact, value in {**WELL, **own, **changes}.items() if fact in asked}
-    return Patient(fleet, host, readings(values), more.pop("asked", (NOW - 0.2, NOW + 0.2)), **more)
+    return HostReading(fleet, host, readings(values), more.pop("asked", (NOW - 0.2, NOW + 0.2)), **more)
 
 
-def said(at: Patient, check: str) -> list[Finding]:
+def said(at: HostReading, check: str) -> list[DoctorFinding]:
     """Return what a check says that is not well."""
-    return [one for one in doctor.examine(at) if one.check == check and one.severity is not Severity.OK]
+    return [one for one in doctor.judge(at) if one.check == check and one.severity is not DoctorSeverity.OK]
 
 
-def only(at: Patient, check: str, severity: Severity, *words: str) -> Finding:
+def only(at: HostReading, check: str, severity: DoctorSeverity, *words: str) -> DoctorFinding:
     """Return the only thing that is said of a host, by ``check``; it has every word and says what to do."""
-    found = [one for one in doctor.examine(at) if one.severity is not Severity.OK]
+    found = [one for one in doctor.judge(at) if one.severity is not DoctorSeverity.OK]
     assert [(one.check, one.severity) for one in found] == [(check, severity)], found
     text = f"{found[0].what} ({found[0].measured}) {found[0].todo}"
     assert all(word in text for word in words), text
     assert found[0].todo
     assert "\n" not in found[0].what
     # What looks at one thing does not call it well beside. The others look at many.
-    if severity is not Severity.NOTE and check not in MANY:
-        assert [one for one in doctor.examine(at) if (one.check, one.severity) == (check, Severity.OK)] == []
+    if severity is not DoctorSeverity.NOTE and check not in MANY:
+        assert [one for one in doctor.judge(at) if (one.check, one.severity) == (check, DoctorSeverity.OK)] == []
     return found[0]
 
 
 MANY = {"holders", "room", "ports", "mounts"}
-ERROR, WARNING, NOTE = Severity.ERROR, Severity.WARNING, Severity.NOTE
+ERROR, WARNING, NOTE = DoctorSeverity.ERROR, DoctorSeverity.WARNING, DoctorSeverity.NOTE
 
 
 # ---------------------------------------------------------------- well
@@ -117,8 +124,8 @@ def test_a_host_that_is_well_has_only_good_findings_from_every_check(fleet: Flee
         facts.DRIVER: driver(*[1] * host.gpus.count),
         health.TOPOLOGY: Topology(pairs("PHB", count=8), pairs("CNS", count=8)),
     }
-    found = doctor.examine(patient(fleet, host, wide))
-    assert {one.severity for one in found} == {Severity.OK}, found
+    found = doctor.judge(patient(fleet, host, wide))
+    assert {one.severity for one in found} == {DoctorSeverity.OK}, found
     assert {one.check for one in found} == {check.__name__ for check in CHECKS} - {"probe"}
 
 
@@ -128,14 +135,14 @@ def test_everything_is_asked_once_the_clock_first_and_each_with_a_bound(fleet: F
     assert len(set(asked)) == len(asked)
     assert all(fact.snippet.startswith("timeout -s KILL ") for fact in asked)
     bounds = [float(fact.snippet.split()[3]) for fact in asked]
-    assert doctor.reading(fleet, host).timeout > sum(bounds)
+    assert doctor.read_command(fleet, host).timeout > sum(bounds)
 
 
 # ---------------------------------------------------------------- one thing wrong at a time
 
 FULL = Disk(2**20, writable=True)
 STRANGER = process(900, devices=on_gpus(0, 2), command="python3 train.py --api-key sk-1")
-BROKEN: list[tuple[str, dict[Fact[Any], Any], str, Severity, tuple[str, ...]]] = [
+BROKEN: list[tuple[str, dict[Fact[Any], Any], str, DoctorSeverity, tuple[str, ...]]] = [
     ("no nvidia-smi", {facts.DRIVER: driver(complaint="sh: 3: nvidia-smi: not found")}, "driver", ERROR, ("not installed", "driver-upgrade")),
     (
         "an upgrade half done",
@@ -243,7 +250,7 @@ BROKEN: list[tuple[str, dict[Fact[Any], Any], str, Severity, tuple[str, ...]]] =
 
 @pytest.mark.parametrize(("changes", "check", "severity", "words"), [row[1:] for row in BROKEN], ids=[row[0] for row in BROKEN])
 def test_one_thing_that_is_wrong_is_one_finding(
-    fleet: Fleet, host: Host, changes: dict[Fact[Any], Any], check: str, severity: Severity, words: tuple[str, ...]
+    fleet: Fleet, host: Host, changes: dict[Fact[Any], Any], check: str, severity: DoctorSeverity, words: tuple[str, ...]
 ) -> None:
     only(patient(fleet, host, changes), check, severity, *words)
 
@@ -269,9 +276,7 @@ def test_declared_driver_and_image_that_do_not_fit_what_is_loaded(fleet: Fleet, 
     found = said(patient(fleet, host, old), "driver")
     assert [one.what for one in found] == ["the driver is not the declared one", "the image's CUDA is too new for the driver"]
     assert "CUDA up to 12.3" in found[1].measured
-    assert len([one for one in doctor.examine(patient(fleet, host, old)) if one.check == "driver"]) == 2, (
-        "it is not well besides"
-    )
+    assert len([one for one in doctor.judge(patient(fleet, host, old)) if one.check == "driver"]) == 2, "it is not well besides"
 
 
 def test_an_image_whose_tag_alone_says_its_cuda_is_judged_too(fleet: Fleet, host: Host) -> None:
@@ -300,7 +305,7 @@ def test_an_image_whose_tag_alone_says_its_cuda_is_judged_too(fleet: Fleet, host
     ],
 )
 def test_topology_decides_on_custom_all_reduce(
-    fleet: Fleet, host: Host, table: Topology, off: bool, severity: Severity | None, word: str
+    fleet: Fleet, host: Host, table: Topology, off: bool, severity: DoctorSeverity | None, word: str
 ) -> None:
     worker = host.workers["a"].model_copy(update={"engine": {"disable_custom_all_reduce": off}})
     at = patient(fleet, host.model_copy(update={"workers": {"a": worker}}), {health.TOPOLOGY: table})
@@ -313,7 +318,7 @@ def test_topology_decides_on_custom_all_reduce(
 
 def test_a_worker_of_one_gpu_has_nobody_to_talk_to(fleet: Fleet, host: Host) -> None:
     alone = host.workers["a"].model_copy(update={"gpus": (0,), "engine": {"disable_custom_all_reduce": False}})
-    found = doctor.examine(patient(fleet, host.model_copy(update={"workers": {"a": alone}})))
+    found = doctor.judge(patient(fleet, host.model_copy(update={"workers": {"a": alone}})))
     assert [one for one in found if one.check == "topology"] == []
 
 
@@ -325,13 +330,13 @@ def test_what_nvidia_smi_would_be_asked_is_not_missed_while_it_does_not_work(fle
 
 
 def test_images_are_not_asked_of_a_docker_that_does_not_answer(fleet: Fleet, host: Host) -> None:
-    silent: dict[Fact[Any], Any] = {facts.DOCKER: replace(WELL[facts.DOCKER], server=""), doctor._pinned(fleet, host): {}}
+    silent: dict[Fact[Any], Any] = {facts.DOCKER: replace(WELL[facts.DOCKER], server=""), doctor.pinned(fleet, host): {}}
     only(patient(fleet, host, silent), "tools", ERROR, "dockerd does not answer")
 
 
 def test_our_folders_are_well_or_not(fleet: Fleet, host: Host) -> None:
-    def well(at: Patient) -> bool:
-        return any("our own folders" in one.what for one in doctor.examine(at))
+    def well(at: HostReading) -> bool:
+        return any("our own folders" in one.what for one in doctor.judge(at))
 
     assert well(patient(fleet, host))
     assert not well(patient(fleet, host, {facts.disk_fact("/opt/lodger"): FULL}))
@@ -339,10 +344,10 @@ def test_our_folders_are_well_or_not(fleet: Fleet, host: Host) -> None:
 
 def test_room_is_asked_for_what_is_still_missing(fleet: Fleet, host: Host) -> None:
     sglang = fleet.images["sglang"].reference
-    absent = {doctor._pinned(fleet, host): {sglang: False}}
+    absent = {doctor.pinned(fleet, host): {sglang: False}}
     only(patient(fleet, host, absent), "room", NOTE, "not on the host yet")
     only(patient(fleet, host, {**absent, health.DOCKER_ROOM: 2**30}), "room", ERROR, "no room for an image", "1.0 GiB are free")
-    folder = next(iter(doctor._weights(fleet, host).values())).fact
+    folder = next(iter(doctor.weights(fleet, host).values())).fact
     half: dict[Fact[Any], Any] = {folder: Folder(True, 2**30)}
     only(patient(fleet, host, half), "room", WARNING, "1.0 GiB of 28.8 GiB")
     little = {**half, facts.disk_fact(host.models_dir): Disk(2**30, writable=True)}
@@ -358,10 +363,10 @@ def test_room_is_asked_for_what_is_still_missing(fleet: Fleet, host: Host) -> No
     ],
 )
 def test_weights_are_well_only_where_a_deploy_would_take_them(
-    fleet: Fleet, host: Host, folder: Folder, severity: Severity, word: str
+    fleet: Fleet, host: Host, folder: Folder, severity: DoctorSeverity, word: str
 ) -> None:
     """The draft's size is not declared: what there is of it says nothing."""
-    draft = doctor._weights(fleet, host)["qwen3.8-27b-dflash2"]
+    draft = doctor.weights(fleet, host)["qwen3.8-27b-dflash2"]
     found = only(patient(fleet, host, {draft.fact: folder}), "room", severity, word, "./ops fetch")
     assert "qwen3.8-27b-dflash2" in found.what
 
@@ -381,9 +386,9 @@ def test_weights_are_those_that_the_workers_load(fleet: Fleet) -> None:
     other = host.workers["b"].model_copy(update={"engine": {"draft": {"model": "other"}}})
     without = host.workers["a"].model_copy(update={"engine": {"draft": None}})
     known = fleet.model_copy(update={"models": {**fleet.models, "other": fleet.models["qwen3.8-27b-dflash2"]}})
-    assert list(doctor._weights(known, host.model_copy(update={"workers": {"a": without}}))) == ["qwen3.8-27b-fp8"]
+    assert list(doctor.weights(known, host.model_copy(update={"workers": {"a": without}}))) == ["qwen3.8-27b-fp8"]
     both = host.model_copy(update={"workers": {"a": host.workers["a"], "b": other}})
-    assert list(doctor._weights(known, both)) == ["qwen3.8-27b-fp8", "qwen3.8-27b-dflash2", "other"]
+    assert list(doctor.weights(known, both)) == ["qwen3.8-27b-fp8", "qwen3.8-27b-dflash2", "other"]
 
 
 def test_only_dockers_own_listener_stands_for_a_container(fleet: Fleet, host: Host) -> None:
@@ -414,7 +419,7 @@ def test_holders_that_are_ours_or_named_are_well(fleet: Fleet, host: Host) -> No
         ],
         ports=[port(30000, 7, "docker-proxy")],
     )
-    assert [one for one in doctor.examine(patient(fleet, host, everybody)) if one.severity is not Severity.OK] == []
+    assert [one for one in doctor.judge(patient(fleet, host, everybody)) if one.severity is not DoctorSeverity.OK] == []
 
 
 def test_a_stranger_on_gpus_that_no_worker_needs_is_a_note(fleet: Fleet, host: Host) -> None:
@@ -425,18 +430,18 @@ def test_a_stranger_on_gpus_that_no_worker_needs_is_a_note(fleet: Fleet, host: H
 @pytest.mark.parametrize(
     ("ran", "severity", "word"),
     [
-        (Probe("i", 0, "0, NVIDIA GeForce RTX 3090, 580.126.09\n" * 4), None, ""),
-        (Probe("i", 0, "0, NVIDIA GeForce RTX 3090, 580.126.09\n" * 3), ERROR, "3 in the container"),
-        (Probe("i", 125, "docker: Error\nnvidia-container-cli: requirement error: unsatisfied condition: cuda>=12.9\n"), ERROR, "cuda>=12.9"),
-        (Probe("i", health.KILLED, ""), ERROR, "no end within"),
-        (Probe("registry/i@sha256:1", absent=True), WARNING, "registry/i@sha256:1"),
-        (Probe(), NOTE, "./ops pin"),
+        (GpuContainerCheck("i", 0, "0, NVIDIA GeForce RTX 3090, 580.126.09\n" * 4), None, ""),
+        (GpuContainerCheck("i", 0, "0, NVIDIA GeForce RTX 3090, 580.126.09\n" * 3), ERROR, "3 in the container"),
+        (GpuContainerCheck("i", 125, "docker: Error\nnvidia-container-cli: requirement error: unsatisfied condition: cuda>=12.9\n"), ERROR, "cuda>=12.9"),
+        (GpuContainerCheck("i", health.KILLED, ""), ERROR, "no end within"),
+        (GpuContainerCheck("registry/i@sha256:1", absent=True), WARNING, "registry/i@sha256:1"),
+        (GpuContainerCheck(), NOTE, "./ops pin"),
     ],
 )  # fmt: skip
-def test_probes(fleet: Fleet, host: Host, ran: Probe, severity: Severity | None, word: str) -> None:
+def test_probes(fleet: Fleet, host: Host, ran: GpuContainerCheck, severity: DoctorSeverity | None, word: str) -> None:
     at = patient(fleet, host, probe=ran)
     if severity is None:
-        assert [one.severity for one in doctor.examine(at) if one.check == "probe"] == [Severity.OK]
+        assert [one.severity for one in doctor.judge(at) if one.check == "probe"] == [DoctorSeverity.OK]
     else:
         only(at, "probe", severity, word)
 
@@ -444,7 +449,7 @@ def test_probes(fleet: Fleet, host: Host, ran: Probe, severity: Severity | None,
 # ---------------------------------------------------------------- what cannot be read
 
 
-def damaged(at: Patient, fact: Fact[Any], code: int, text: str) -> Patient:
+def damaged(at: HostReading, fact: Fact[Any], code: int, text: str) -> HostReading:
     return replace(at, read=at.read.replaced(fact, text, code))
 
 
@@ -452,9 +457,9 @@ def damaged(at: Patient, fact: Fact[Any], code: int, text: str) -> Patient:
 @pytest.mark.parametrize(("code", "text"), [(0, "strange"), (1, "cannot"), (health.KILLED, ""), (0, "\x00\n,,,,\n=\n")])
 def test_a_reading_that_fails_takes_no_other_with_it(fleet: Fleet, host: Host, fact: Fact[Any], code: int, text: str) -> None:
     at = damaged(patient(fleet, host), fact, code, text)
-    found = doctor.examine(at)
+    found = doctor.judge(at)
     assert {one.check for one in found} >= {check.__name__ for check in CHECKS} - {"probe", "boot", "gpus", "pcie", "topology", "throttling", "ecc"}  # fmt: skip
-    document([Examined("node1", found, private=doctor.private(fleet, host, at.read))], "0" * 40)
+    document([DoctorResult("node1", found, private=doctor.private(fleet, host, at.read))], "0" * 40)
 
 
 def test_what_hangs_is_an_error_and_what_reads_strangely_a_warning(fleet: Fleet, host: Host) -> None:
@@ -464,7 +469,7 @@ def test_what_hangs_is_an_error_and_what_reads_strangely_a_warning(fleet: Fleet,
 
 def test_a_driver_that_hangs_is_said_once_and_who_holds_it_is_still_named(fleet: Fleet, host: Host) -> None:
     at = damaged(patient(fleet, host, base(processes=[STRANGER])), facts.DRIVER, health.KILLED, "")
-    grave = [(one.check, one.what) for one in doctor.examine(at) if one.severity is Severity.ERROR]
+    grave = [(one.check, one.what) for one in doctor.judge(at) if one.severity is DoctorSeverity.ERROR]
     assert grave == [
         ("driver", "driver could not be read: it hangs"),
         ("holders", "a GPU that a worker needs is held by a stranger"),
@@ -479,26 +484,28 @@ def test_without_dockerd_who_listens_is_still_named(fleet: Fleet, host: Host) ->
 # ---------------------------------------------------------------- what is reported
 
 
-def examined(*severities: Severity) -> Examined:
-    return Examined("node1", [Finding(one, "a | b", "at\n10.1.2.3", "do", "log") for one in severities], round_trips=1)
+def examined(*severities: DoctorSeverity) -> DoctorResult:
+    return DoctorResult(
+        "node1", [DoctorFinding(one, "a | b", "at\n10.1.2.3", "do", "log") for one in severities], round_trips=1
+    )
 
 
 @pytest.mark.parametrize(
     ("found", "code", "outcome"),
     [
         (examined(), 0, "satisfied"),
-        (examined(WARNING, NOTE, Severity.OK), 0, "satisfied"),
+        (examined(WARNING, NOTE, DoctorSeverity.OK), 0, "satisfied"),
         (examined(WARNING, ERROR), 1, "failed"),
-        (Examined("node1", error=Refused("this is the wrong machine")), 3, "refused"),
+        (DoctorResult("node1", error=Refused("this is the wrong machine")), 3, "refused"),
     ],
 )
-def test_only_errors_end_with_1(found: Examined, code: int, outcome: str) -> None:
+def test_only_errors_end_with_1(found: DoctorResult, code: int, outcome: str) -> None:
     assert (found.exit_code, found.as_json()["outcome"]) == (code, outcome)
     json.dumps(found.as_json())
 
 
 def test_text_has_what_is_not_well_and_counts_the_rest() -> None:
-    text = examined(ERROR, WARNING, WARNING, Severity.OK).text()
+    text = examined(ERROR, WARNING, WARNING, DoctorSeverity.OK).text()
     assert text.endswith("node1: 1 error, 2 warnings, 0 notes, 1 ok (0.0 s, 1 round trip)")
     assert text.count("measured: at") == 3
 
@@ -506,8 +513,8 @@ def test_text_has_what_is_not_well_and_counts_the_rest() -> None:
 def test_document_has_everything_in_one_row_each_and_nothing_private(fleet: Fleet, host: Host) -> None:
     changes = base(processes=[STRANGER], ports=[port(30000, 900, "python3")])
     at = patient(fleet, host, {**changes, health.NETWORK_MOUNTS: {"/data/x": Mount("nas:/x", "nfs4", "no answer")}})
-    found = doctor.examine(at)
-    text = document([Examined("node1", found, private=doctor.private(fleet, host, at.read))], "f" * 40)
+    found = doctor.judge(at)
+    text = document([DoctorResult("node1", found, private=doctor.private(fleet, host, at.read))], "f" * 40)
     rows = [line for line in text.splitlines() if line.startswith("| ") and "---" not in line]
     assert len(rows) == len(found) + 1
     assert "train.py --api-key <secret>" in text
@@ -544,7 +551,7 @@ def probe(fleet: Fleet, host: Host, folder: Path, *, image: int = 0, run: str = 
 
 def test_a_probe_pulls_nothing_has_no_network_and_is_removed(fleet: Fleet, host: Host, tmp_path: Path) -> None:
     out, _ = probe(fleet, host, tmp_path).communicate(timeout=60)
-    assert doctor.probed(fleet, host, out) == Probe(fleet.images["sglang"].reference, 0, "0, gpu\n")
+    assert doctor.probed(fleet, host, out) == GpuContainerCheck(fleet.images["sglang"].reference, 0, "0, gpu\n")
     _, run, remove = (tmp_path / "log").read_text().splitlines()
     for option in (
         "--rm",

@@ -8,27 +8,36 @@ from typing import Any
 
 import pytest
 
-from lodger import facts, packages
 from lodger.errors import StateFailed
-from lodger.facts import Fact, Facts
-from lodger.footprint import Owner
-from lodger.packages import CACHED, DPKG, KERNEL, Change, Dpkg, Kernel, Package, Simulation, simulated, unload_order
-from lodger.states.base import NoUndo
-from lodger.states.driver import (
-    DpkgFree,
-    DriverInstalled,
-    DriverLoaded,
-    OnlyDriverChanges,
-    PackagesCached,
-    Upgrade,
-    UpgradePossible,
-    conflicts_fact,
+from lodger.host import facts
+from lodger.host.facts import packages
+from lodger.host.facts.base import Fact, Facts
+from lodger.host.facts.packages import (
+    CACHED,
+    DPKG,
+    KERNEL,
+    Dpkg,
+    Kernel,
+    Package,
+    PackageChange,
+    Simulation,
+    simulated,
+    unload_order,
 )
-from lodger.states.paused import NeighbourResumed
+from lodger.host.ownership import Owner
+from lodger.states.base import NoUndo
+from lodger.states.dpkg_free import DpkgFree
+from lodger.states.driver_goal import DriverGoal
+from lodger.states.driver_installed import DriverInstalled
+from lodger.states.driver_loaded import DriverLoaded
+from lodger.states.neighbour_resumed import NeighbourResumed
+from lodger.states.only_driver_changes import OnlyDriverChanges, conflicts_fact
+from lodger.states.packages_cached import PackagesCached
+from lodger.states.upgrade_possible import UpgradePossible
 from tests.unit.readings import HOST, base, container, driver, in_container, process, program, readings
 
 OLD, NEW = "545.23.06", "580.126.09"
-GOAL = Upgrade(HOST, NEW, 2, {Owner("program", "aigc-creator"): 1024, Owner("compose", "captioning"): 0})
+GOAL = DriverGoal(HOST, NEW, 2, {Owner("program", "aigc-creator"): 1024, Owner("compose", "captioning"): 0})
 NAMES = packages.stack(NEW)
 CONFLICTS, SIMULATION = conflicts_fact(NEW), packages.simulation_fact(NEW)
 
@@ -170,12 +179,12 @@ Conf libnvidia-compute-580 (580.126.09-0ubuntu1 NVIDIA:stable [amd64])
 
 def test_what_apt_would_do_is_read() -> None:
     assert simulated(SAID).changes == (
-        Change("cuda-runtime-12-3", "12.3.2-1", ""),
-        Change("cuda-drivers-545", "545.23.06-1", ""),
-        Change("libnvidia-compute-580", "", "580.126.09-0ubuntu1"),
-        Change("nvidia-modprobe", "545.23.06-1", "580.126.09-1"),
-        Change("libdrm2", "2.4.1-1", "2.4.9-1"),
-        Change("libtirpc3", "", "1.3"),
+        PackageChange("cuda-runtime-12-3", "12.3.2-1", ""),
+        PackageChange("cuda-drivers-545", "545.23.06-1", ""),
+        PackageChange("libnvidia-compute-580", "", "580.126.09-0ubuntu1"),
+        PackageChange("nvidia-modprobe", "545.23.06-1", "580.126.09-1"),
+        PackageChange("libdrm2", "2.4.1-1", "2.4.9-1"),
+        PackageChange("libtirpc3", "", "1.3"),
     )
     broken = simulated(
         "The following packages have unmet dependencies:\n nvidia-dkms-580 : Depends: dkms but it is not installable\n"
@@ -247,7 +256,7 @@ def test_both_ways_are_downloaded_and_the_old_one_first() -> None:
 
 
 def test_an_upgrade_within_a_branch_has_a_way_back() -> None:
-    goal = Upgrade(HOST, "545.29.06", 2, {})
+    goal = DriverGoal(HOST, "545.29.06", 2, {})
     offered = [(name, "545.29.06-0ubuntu1") for name in packages.stack(OLD)]
     facts_of = {
         **host(OLD),

@@ -12,14 +12,16 @@ from typing import Any
 
 import pytest
 
-from lodger import facts, paths
-from lodger.command import Command, Result, Transport
-from lodger.engine import Engine, Ledger, Mark, Outcome, Plan, _Progress
 from lodger.errors import ConnectionLost, LockLost, LodgerError, Refused, StateFailed
-from lodger.facts import Fact, Facts
-from lodger.gate import Gates
+from lodger.host import facts, paths
+from lodger.host.command import Command, Result, Transport
+from lodger.host.facts.base import Fact, Facts
+from lodger.locks.pool_lock import PoolLock
+from lodger.locks.process_queue import PoolQueue
+from lodger.run.ledger import Ledger
+from lodger.run.outcome import RunResult, Status
+from lodger.run.runner import Plan, Runner, _Progress
 from lodger.states.base import Blocker, State, Step
-from lodger.turns import Turns
 from tests.unit.readings import captured
 
 FIRST: tuple[Fact[Any], ...] = (facts.MACHINE, facts.DEPLOYED, *facts.FOOTPRINT)
@@ -98,23 +100,25 @@ class Walk:
     """One run of the loop over ``steps`` on a host where some of the states hold, with ``disagrees`` said by the witness."""
 
     def __init__(
-        self, steps: list[Step], holds: Sequence[str] = (), disagrees: str = "", gates: Gates | None = None, host: str = "h"
+        self, steps: list[Step], holds: Sequence[str] = (), disagrees: str = "", gates: PoolQueue | None = None, host: str = "h"
     ) -> None:
         self.asked: list[str] = []
         self.connection = Host(host, holds)
-        self.engine = Engine(
-            self.connection, Quiet(), Quiet(), self._witness, user="u", machine_id="m", gates=gates or Gates(), poll=0.01
+        self.engine = Runner(
+            self.connection, Quiet(), Quiet(), self._witness, user="u", machine_id="m", gates=gates or PoolQueue(), poll=0.01
         )
         self._disagrees = disagrees
         plan = Plan("deploy", host, (), lambda *_: (steps, {}))
-        self.run = _Progress(plan, steps, Facts({}), Ledger("r", "deploy", {}, "u", "{}"), Outcome(host, "deploy"), stale=True)
+        self.run = _Progress(
+            plan, steps, Facts({}), Ledger("r", "deploy", {}, "u", "{}"), RunResult(host, "deploy"), stale=True
+        )
 
     def _witness(self, files: Sequence[str], transport: Transport, item: str) -> list[str]:
         del files, transport
         self.asked.append(item)
         return [self._disagrees] if self._disagrees else []
 
-    def go(self) -> dict[str, Mark]:
+    def go(self) -> dict[str, Status]:
         self.engine._walk(self.run, Facts({}))
         return {outcome.name: outcome.mark for outcome in self.run.outcome.states}
 
@@ -131,7 +135,7 @@ def test_a_witness_is_asked_once_when_anything_of_its_group_was_done(holds: list
     walk = Walk(group("a", "pool", "drained", "ready", "joined"), holds)
     marks = walk.go()
     assert walk.asked == asked
-    assert [name for name, mark in marks.items() if mark is Mark.SATISFIED] == [n for n in marks if n in holds]
+    assert [name for name, mark in marks.items() if mark is Status.SATISFIED] == [n for n in marks if n in holds]
 
 
 def test_a_witness_of_another_item_is_not_asked_for_what_was_done_to_the_first() -> None:
@@ -145,7 +149,7 @@ def test_a_witness_that_disagrees_fails_the_run_though_the_last_state_held() -> 
         Walk(group("a", "pool", "ready", "joined"), [JOINED], disagrees="it is down").go()
 
 
-class Told(Turns):
+class Told(PoolLock):
     """The turns of a run as they are taken and given back."""
 
     def __init__(self) -> None:
@@ -217,7 +221,7 @@ class Whole:
     def __init__(
         self,
         steps: list[Step],
-        turns: Turns | None = None,
+        turns: PoolLock | None = None,
         *,
         broken: Mapping[str, LodgerError] = MappingProxyType({}),
         holds: Sequence[str] = (),
@@ -227,9 +231,9 @@ class Whole:
         self.connection = connection or Host("h", holds)
         self.connection.broken.update(broken)
         self.connection.texts |= {name: text for name, (_, text) in captured("node1").sections.items()} | {"ledger": ledger}
-        engine = Engine(self.connection, Quiet(), Quiet(), lambda *_: [], user="u", machine_id="m", turns=turns, poll=0.01)
+        engine = Runner(self.connection, Quiet(), Quiet(), lambda *_: [], user="u", machine_id="m", turns=turns, poll=0.01)
         plan = Plan("deploy", "h", FIRST, lambda *_: (steps, {}))
-        self.outcome = Outcome("h", "deploy")
+        self.outcome = RunResult("h", "deploy")
         self.error: LodgerError | None = None
         try:
             engine._locked(plan, engine._read([facts.BUSY, facts.LEDGER, *FIRST]), self.outcome)
@@ -256,7 +260,7 @@ def test_what_a_run_did_whose_turn_was_taken_is_undone() -> None:
     assert run.acted == ["set ready(before)", "unset ready(before)"]
     assert run.outcome.error is not None
     assert run.outcome.error.what == "the turn in pool p was taken by somebody else"
-    assert (run.outcome.mark, turns.told[-1]) == (Mark.FAILED, "give back")
+    assert (run.outcome.mark, turns.told[-1]) == (Status.FAILED, "give back")
 
 
 @pytest.mark.parametrize("resumed", [False, True])
@@ -308,12 +312,12 @@ class Booting(Host):
 def test_a_command_that_fails_because_the_host_boots_is_begun_again_with_all_before_it() -> None:
     run = Whole(group("a", "", "ready", "cut"), connection=Booting())
     assert run.acted == ["set ready(a)", "set ready(a)", "set cut(a)"]
-    assert (run.outcome.mark, run.outcome.error) == (Mark.DONE, None)
+    assert (run.outcome.mark, run.outcome.error) == (Status.DONE, None)
 
 
 def test_a_run_that_ends_leaves_a_copy_of_its_journal_and_no_ledger() -> None:
     run = Whole(group("a", "", "ready"))
-    assert (run.outcome.mark, len(run.copies), f"rm -f {paths.LEDGER}" in run.copies[0]) == (Mark.DONE, 1, True)
+    assert (run.outcome.mark, len(run.copies), f"rm -f {paths.LEDGER}" in run.copies[0]) == (Status.DONE, 1, True)
 
 
 @pytest.mark.parametrize("kept", [{}, {"umask": ConnectionLost("it is gone")}])
@@ -375,7 +379,7 @@ def test_an_undo_that_waits_for_what_was_given_up_ends_at_once_with_the_reason_a
     run = Whole([Step(Crashing("joined(a)"))], connection=Failing("h", []))
     assert run.error is not None
     assert run.error.cause.startswith("it is not ready again: the unit failed; the run had failed with: h: joined(a): ")
-    assert (run.outcome.mark, run.outcome.exit_code) == (Mark.UNDO_FAILED, 4)
+    assert (run.outcome.mark, run.outcome.exit_code) == (Status.UNDO_FAILED, 4)
     assert run.outcome.evidence == "ValueError: bad option"
 
 
@@ -394,7 +398,7 @@ def test_an_undo_that_fails_and_shows_nothing_leaves_what_was_seen_of_the_first_
     last = Crashing("joined(a)")
     monkeypatch.setattr(last, "undone", lambda *_: "")
     run = Whole([Step(Mute("ready(a)")), Step(last)], connection=Failing("h", []))
-    assert (run.outcome.mark, run.outcome.evidence) == (Mark.UNDO_FAILED, "ValueError: bad option")
+    assert (run.outcome.mark, run.outcome.evidence) == (Status.UNDO_FAILED, "ValueError: bad option")
 
 
 def test_a_run_that_began_nothing_leaves_nothing() -> None:
@@ -410,7 +414,7 @@ def test_a_run_that_began_nothing_leaves_nothing() -> None:
 
 def test_two_hosts_that_take_turns_in_two_pools_the_other_way_round_both_come_to_an_end() -> None:
     """Each gives its turn back after a group, whatever became of the group's last state."""
-    gates, both_inside = Gates(), threading.Barrier(2, timeout=5)
+    gates, both_inside = PoolQueue(), threading.Barrier(2, timeout=5)
     failed: list[BaseException] = []
 
     def steps(first: str, second: str) -> list[Step]:

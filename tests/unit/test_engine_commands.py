@@ -8,11 +8,13 @@ from typing import Any
 
 import pytest
 
-from lodger import facts
-from lodger.command import Command, Result, run
-from lodger.engine import Engine, Ledger, Outcome, Plan, StateOutcome, _Progress
 from lodger.errors import StateFailed
-from lodger.facts import Fact, Facts
+from lodger.host import facts
+from lodger.host.command import Command, Result, run
+from lodger.host.facts.base import Fact, Facts
+from lodger.run.ledger import Ledger
+from lodger.run.outcome import RunResult, StateResult
+from lodger.run.runner import Plan, Runner, _Progress
 from lodger.states.base import State, Step
 
 HOLDER = Fact("holder", "echo pid 7", str.strip)
@@ -62,7 +64,7 @@ class Written:
 
 class Silent:
     def progress(self, host: str, text: str) -> None: ...
-    def state(self, host: str, outcome: StateOutcome) -> None: ...
+    def state(self, host: str, outcome: StateResult) -> None: ...
     def note(self, host: str, text: str) -> None: ...
 
 
@@ -87,10 +89,10 @@ class Unreadable(Held):
 @pytest.mark.parametrize(("state", "seen"), [(Held(), "held by pid 7"), (Unreadable(), "")])
 def test_a_command_that_fails_shows_what_its_state_knows_of_the_cause(state: State, seen: str) -> None:
     log = Written()
-    engine = Engine(Shell(), log, Silent(), lambda *_: [], user="me", machine_id=None)
+    engine = Runner(Shell(), log, Silent(), lambda *_: [], user="me", machine_id=None)
     plan = Plan("any", "here", (facts.MACHINE,), lambda *_: ([], {}))
     ledger = Ledger("a run", "any", {}, "me", "")
-    progress = _Progress(plan, [Step(state)], Facts({}), ledger, Outcome("here", "any"))
+    progress = _Progress(plan, [Step(state)], Facts({}), ledger, RunResult("here", "any"))
     with pytest.raises(StateFailed, match="could not let go"):
         engine._perform(progress, state, run("false", why="let go"))
     assert progress.outcome.evidence == seen

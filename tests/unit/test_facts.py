@@ -14,10 +14,12 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from lodger import facts
-from lodger.command import quote
 from lodger.errors import Refused
-from lodger.facts import Fact, Facts, HostFile, Port, Program, Unreadable
+from lodger.host import facts
+from lodger.host.command import quote
+from lodger.host.facts.base import Fact, Facts, Unreadable
+from lodger.host.facts.deployed import HostFile
+from lodger.host.facts.machine import ListeningPort, Program
 from tests.unit.readings import captured
 
 
@@ -272,8 +274,8 @@ def test_port_on_one_interface_and_with_several_owners() -> None:
         'tcp LISTEN 0 511 *:80 *:* users:(("nginx",pid=20,fd=6),("nginx",pid=21,fd=6))\n\n'
     )
     assert Facts({"ports": (0, text)})[facts.PORTS] == (
-        Port("udp", "127.0.0.53%lo", 53, "systemd-resolve", 9),
-        Port("tcp", "*", 80, "nginx", 20),
+        ListeningPort("udp", "127.0.0.53%lo", 53, "systemd-resolve", 9),
+        ListeningPort("tcp", "*", 80, "nginx", 20),
     )
 
 

@@ -20,9 +20,9 @@ import pytest
 
 from lab.hub import commit
 from lab.hub import server as hub_server
-from lodger import facts
+from lodger.host import facts
 from lodger.weights import hub, plan
-from lodger.weights.plan import Plan
+from lodger.weights.plan import FetchPlan
 
 TEMPLATES = Path(__file__).parent.parent.parent / "templates"
 SOURCE = "lab/tiny"
@@ -73,7 +73,7 @@ class Bench:
     def faults(self, *faults: Mapping[str, object]) -> None:
         self.world.faults = [dict(fault) for fault in faults]
 
-    def plan(self) -> Plan:
+    def plan(self) -> FetchPlan:
         """Return the plan as the product makes it from what both hubs list now."""
         sources = []
         for name, converse in hub.HUBS.items():
@@ -96,7 +96,7 @@ class Bench:
         path.write_text(f"#!/bin/sh\nreal={shutil.which(name)}\n{script}\n")
         path.chmod(0o755)
 
-    def run(self, what: Plan | None = None, share: str = "", **environment: str) -> list[str]:
+    def run(self, what: FetchPlan | None = None, share: str = "", **environment: str) -> list[str]:
         """Run the script to its end, however that comes; return its log."""
         self.home.mkdir(parents=True, exist_ok=True)
         (self.home / "plan").write_text((what or self.plan()).text(share=share))
@@ -110,7 +110,7 @@ class Bench:
         )
         return (self.home / "log").read_text().splitlines()
 
-    def well(self, what: Plan | None = None, share: str = "", **environment: str) -> list[str]:
+    def well(self, what: FetchPlan | None = None, share: str = "", **environment: str) -> list[str]:
         log = self.run(what, share, **environment)
         assert log[-1] == "end\t0\tok", "\n".join(log)
         return log
@@ -314,7 +314,7 @@ def test_a_link_that_is_put_in_place_while_we_work_leads_nowhere(bench: Bench, c
 # ---------------------------------------------------------------- files that the hub gives no hash for
 
 
-def unhashed(bench: Bench) -> Plan:
+def unhashed(bench: Bench) -> FetchPlan:
     """Return the plan when the hubs give no hash for some files."""
     bench.faults(*({"kind": "unhashed", "path": path} for path in (*SMALL, "config.json")))
     return bench.plan()

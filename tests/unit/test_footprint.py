@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lodger import footprint
-from lodger.footprint import Change, Footprint, Owner, Thing
+from lodger.host.ownership import Owner, names, owners
+from lodger.run import footprint
+from lodger.run.footprint import Footprint, FootprintChange, Thing
 from tests.unit.readings import (
     HOST,
     OURS,
@@ -32,7 +33,7 @@ def of(**values: Any) -> Footprint:
     return footprint.of(readings(base(**values)), HOST)
 
 
-def difference(before: Footprint, after: Footprint, *expected: Owner) -> list[Change]:
+def difference(before: Footprint, after: Footprint, *expected: Owner) -> list[FootprintChange]:
     return footprint.difference(before, after, lambda owner: owner in expected)
 
 
@@ -181,7 +182,7 @@ def test_a_container_that_only_has_our_name_or_another_hosts_label_is_foreign() 
 
 
 def owner_of(pid: int, **values: Any) -> Owner:
-    return footprint.owners(readings(base(**values)))[pid]
+    return owners(readings(base(**values)))[pid]
 
 
 def test_the_owner_of_a_process_is_what_an_operator_would_stop() -> None:
@@ -214,10 +215,10 @@ def test_a_stopped_program_owns_nothing() -> None:
 def test_names_that_an_inventory_may_use() -> None:
     member = container("app-web-1", labels={"com.docker.compose.project": "app"})
     read = readings(base(containers=[member]))
-    assert footprint.names(Owner("container", "app-web-1"), read) == {Owner("container", "app-web-1"), Owner("compose", "app")}
-    assert footprint.names(Owner("program", "web:api"), read) == {Owner("program", name) for name in ("web:api", "api", "web")}
-    assert footprint.names(Owner("unit", "a:b.service"), read) == {Owner("unit", "a:b.service")}
-    assert footprint.names(Owner("container", "gone"), read) == {Owner("container", "gone")}
+    assert names(Owner("container", "app-web-1"), read) == {Owner("container", "app-web-1"), Owner("compose", "app")}
+    assert names(Owner("program", "web:api"), read) == {Owner("program", name) for name in ("web:api", "api", "web")}
+    assert names(Owner("unit", "a:b.service"), read) == {Owner("unit", "a:b.service")}
+    assert names(Owner("container", "gone"), read) == {Owner("container", "gone")}
 
 
 def test_what_belongs_to_an_expected_owner_is_left_out() -> None:
@@ -260,11 +261,11 @@ def test_a_deployed_host_shows_its_guests_and_nothing_of_ours() -> None:
 
 # ---------------------------------------------------------------- laws
 
-owners = st.builds(Owner, st.sampled_from(["unit", "container", "program", "process"]), st.sampled_from("abc"))
-things = st.builds(Thing, st.sampled_from(["up", "down", "else"]), st.booleans(), st.none() | owners)
+some_owner = st.builds(Owner, st.sampled_from(["unit", "container", "program", "process"]), st.sampled_from("abc"))
+things = st.builds(Thing, st.sampled_from(["up", "down", "else"]), st.booleans(), st.none() | some_owner)
 keys = st.tuples(st.sampled_from(["unit", "container", "program", "port", "mount", "gpu process"]), st.sampled_from("abcde"))
 footprints = st.dictionaries(keys, things, max_size=8)
-expectations: st.SearchStrategy[Callable[[Owner], bool]] = st.frozensets(owners).map(lambda some: some.__contains__)
+expectations: st.SearchStrategy[Callable[[Owner], bool]] = st.frozensets(some_owner).map(lambda some: some.__contains__)
 
 
 @given(footprints, expectations)

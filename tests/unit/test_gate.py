@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 
 from lodger.errors import StateFailed
-from lodger.gate import Gates
+from lodger.locks.process_queue import PoolQueue
 
 LIMIT = 10.0
 
@@ -14,7 +14,7 @@ LIMIT = 10.0
 class Host:
     """A run on one host that wants into a pool: ``waits`` once it is told to wait, ``enters`` or ``fails`` in the end."""
 
-    def __init__(self, gates: Gates, pool: str, name: str) -> None:
+    def __init__(self, gates: PoolQueue, pool: str, name: str) -> None:
         self.waits, self.enters, self.done = threading.Event(), threading.Event(), threading.Event()
         self.for_whom: list[str] = []
         self.error: StateFailed | None = None
@@ -39,7 +39,7 @@ def nobody(other: str) -> None:
 
 
 def test_the_second_host_waits_until_the_first_has_left() -> None:
-    gates = Gates()
+    gates = PoolQueue()
     gates.enter("qwen38", "node1", nobody)
     second = Host(gates, "qwen38", "node2")
     assert second.waits.wait(LIMIT)
@@ -50,19 +50,19 @@ def test_the_second_host_waits_until_the_first_has_left() -> None:
 
 
 def test_another_pool_has_a_gate_of_its_own() -> None:
-    gates = Gates()
+    gates = PoolQueue()
     gates.enter("qwen38", "node1", nobody)
     gates.enter("router of qwen38", "node2", nobody)
 
 
 def test_whoever_is_inside_may_enter_again() -> None:
-    gates = Gates()
+    gates = PoolQueue()
     gates.enter("qwen38", "node1", nobody)
     gates.enter("qwen38", "node1", nobody)
 
 
 def test_nobody_is_let_in_after_a_failure_elsewhere_waiting_or_not() -> None:
-    gates = Gates()
+    gates = PoolQueue()
     gates.enter("qwen38", "node1", nobody)
     waiting = Host(gates, "qwen38", "node2")
     assert waiting.waits.wait(LIMIT)
@@ -76,14 +76,14 @@ def test_nobody_is_let_in_after_a_failure_elsewhere_waiting_or_not() -> None:
 
 
 def test_the_host_that_failed_may_enter_to_put_itself_back() -> None:
-    gates = Gates()
+    gates = PoolQueue()
     gates.enter("qwen38", "node1", nobody)
     gates.fail("node1")
     gates.enter("qwen38", "node1", nobody)
 
 
 def test_the_first_failure_is_the_one_that_is_named() -> None:
-    gates = Gates()
+    gates = PoolQueue()
     gates.fail("node1")
     gates.fail("node2")
     with pytest.raises(StateFailed, match="node1 failed"):
@@ -91,7 +91,7 @@ def test_the_first_failure_is_the_one_that_is_named() -> None:
 
 
 def test_leaving_opens_only_the_gates_one_is_in() -> None:
-    gates = Gates()
+    gates = PoolQueue()
     gates.enter("qwen38", "node1", nobody)
     gates.leave("node2")
     second = Host(gates, "qwen38", "node2")
@@ -101,7 +101,7 @@ def test_leaving_opens_only_the_gates_one_is_in() -> None:
 
 
 def test_a_wait_that_is_given_up_leaves_the_gate_to_the_others() -> None:
-    gates = Gates()
+    gates = PoolQueue()
     gates.enter("qwen38", "node1", nobody)
 
     def give_up(_: str) -> None:
@@ -114,7 +114,7 @@ def test_a_wait_that_is_given_up_leaves_the_gate_to_the_others() -> None:
 
 
 def test_of_many_hosts_only_one_is_inside_at_a_time() -> None:
-    gates = Gates()
+    gates = PoolQueue()
     inside: list[str] = []
     most: list[int] = []
     lock = threading.Lock()

@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
-from lodger import facts, health
-from lodger.facts import Fact, Unreadable
-from lodger.health import DriverOnDisk, Link, MemoryErrors, Mount, TimeService, Xid, bounded
+from lodger.host import facts
+from lodger.host.facts import health
+from lodger.host.facts.base import Fact, Unreadable
+from lodger.host.facts.health import DriverOnDisk, Link, MemoryErrors, Mount, TimeService, Xid, bounded
 
 MATRIX_OF_FOUR = """\t\x1b[4mGPU0\tGPU1\tGPU2\tGPU3\tNIC0\tCPU Affinity\tNUMA Affinity\tGPU NUMA ID\x1b[0m
 GPU0\t X \tNV4\tSYS\tSYS\tPHB\t0-31\t0\t\tN/A

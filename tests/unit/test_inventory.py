@@ -14,8 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from lodger import inventory, schema, yamldoc
+from lodger import inventory
 from lodger.errors import InventoryError
+from lodger.inventory import schema, strict_yaml
 
 HOSTS = Path(__file__).parents[2] / "hosts"
 
@@ -383,7 +384,7 @@ SCHEMA_BASES = {"_Model", "_Named", "Engine", "Site"}
 @settings(max_examples=200, deadline=None)
 @given(st.text(max_size=60))
 def test_reading_any_text_ends_in_values_or_problems(text: str) -> None:
-    document = yamldoc.read(text.encode("utf-8", "surrogatepass"))
+    document = strict_yaml.read(text.encode("utf-8", "surrogatepass"))
     assert all(problem.text and problem.line >= 1 for problem in document.problems)
 
 
@@ -391,7 +392,7 @@ def test_reading_any_text_ends_in_values_or_problems(text: str) -> None:
 @given(st.integers(-(10**17), 10**17) | st.floats(allow_nan=False, allow_infinity=False) | st.booleans())
 def test_plain_values_read_back_as_themselves(value: float) -> None:
     written = str(value).lower() if isinstance(value, bool) else repr(value)
-    document = yamldoc.read(f"key: {written}\n".encode())
+    document = strict_yaml.read(f"key: {written}\n".encode())
     assert document.problems == []
     assert isinstance(document.data, dict)
     read = document.data["key"]
@@ -403,4 +404,4 @@ def test_plain_values_read_back_as_themselves(value: float) -> None:
 @given(st.text(st.characters(codec="utf-8"), min_size=1, max_size=40).filter(str.isprintable))
 def test_quoted_text_stays_the_text_it_is(text: str) -> None:
     quoted = text.replace("'", "''")
-    assert yamldoc.read(f"key: '{quoted}'\n".encode()).data == {"key": text}
+    assert strict_yaml.read(f"key: '{quoted}'\n".encode()).data == {"key": text}

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from lodger import history, journal
-from lodger.command import Result, Secret, run
 from lodger.errors import LodgerError
-from lodger.journal import FIRST, Journal
+from lodger.host.command import Result, Secret, run
+from lodger.run import history, journal
+from lodger.run.journal import FIRST, Journal
 
 
 @pytest.fixture

@@ -12,15 +12,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lodger import facts, keys, operate
-from lodger.command import Command, Secret
 from lodger.errors import InventoryError
-from lodger.inventory import Fleet, load
-from lodger.keys import ApiKey
-from lodger.render import render
+from lodger.host import facts
+from lodger.host.command import Command, Secret
+from lodger.inventory import Fleet
+from lodger.inventory.load import load
+from lodger.plans import operate
+from lodger.release import api_keys
+from lodger.release.api_keys import ApiKey
+from lodger.release.render import render
 from lodger.states.base import NoUndo
-from lodger.states.key import KeyInPlace
-from lodger.states.release import Pruned
+from lodger.states.key_in_place import KeyInPlace
+from lodger.states.old_releases_pruned import OldReleasesPruned
 from templates import starter
 from tests.unit.readings import deployed, readings, release_files, worker
 
@@ -40,11 +43,11 @@ def fleet(tmp_path: Path) -> Fleet:
 
 
 def test_a_pool_without_a_file_asks_for_no_key() -> None:
-    assert keys.of(load(ROOT / "hosts"), "qwen38") is None
+    assert api_keys.of(load(ROOT / "hosts"), "qwen38") is None
 
 
 def test_the_key_is_what_the_file_holds(fleet: Fleet) -> None:
-    found = keys.of(fleet, "qwen38")
+    found = api_keys.of(fleet, "qwen38")
     assert found is not None
     assert found.secret is not None
     assert found.secret.reveal() == KEY
@@ -57,19 +60,19 @@ def test_the_key_is_what_the_file_holds(fleet: Fleet) -> None:
 def test_what_would_be_written_differently_elsewhere_is_no_key(fleet: Fleet, text: str) -> None:
     (fleet.folder / "pool.key").write_text(text)
     with pytest.raises(InventoryError, match="does not hold a key"):
-        keys.of(fleet, "qwen38")
+        api_keys.of(fleet, "qwen38")
 
 
 def test_a_key_that_others_can_read_is_refused(fleet: Fleet) -> None:
     (fleet.folder / "pool.key").chmod(0o640)
     with pytest.raises(InventoryError, match="others can read"):
-        keys.of(fleet, "qwen38")
+        api_keys.of(fleet, "qwen38")
 
 
 def test_a_missing_file_says_how_to_make_one(fleet: Fleet) -> None:
     (fleet.folder / "pool.key").unlink()
     with pytest.raises(InventoryError, match="cannot be read") as caught:
-        keys.of(fleet, "qwen38")
+        api_keys.of(fleet, "qwen38")
     assert "openssl rand" in caught.value.hint
 
 
@@ -129,12 +132,12 @@ class Keys:
 
 
 def state(key: str) -> KeyInPlace:
-    return KeyInPlace(ApiKey("qwen38", keys.mark(key), Secret(key)))
+    return KeyInPlace(ApiKey("qwen38", api_keys.mark(key), Secret(key)))
 
 
 def earlier(key: str) -> KeyInPlace:
     """The same as a rollback knows it: by its mark alone."""
-    return KeyInPlace(ApiKey("qwen38", keys.mark(key)))
+    return KeyInPlace(ApiKey("qwen38", api_keys.mark(key)))
 
 
 ANOTHER = "another-" + KEY
@@ -150,7 +153,7 @@ def test_the_file_on_the_host_is_judged_by_content_and_access(held: Keys) -> Non
     assert one.missing(held.read(one)) == "the host has no key of pool qwen38"
     held.establish(one)
     assert held.asks() == KEY
-    path = held.folder / f"qwen38.{keys.mark(KEY)}"
+    path = held.folder / f"qwen38.{api_keys.mark(KEY)}"
     assert path.stat().st_mode & 0o777 == 0o600
     path.chmod(0o644)
     assert one.missing(held.read(one)) == f"/etc/lodger/keys/{path.name} can be read by others"
@@ -193,7 +196,7 @@ def test_an_undo_puts_back_the_key_that_was_there_or_none(held: Keys) -> None:
     second = held.establish(state(ANOTHER))
     held.undo(state(ANOTHER), *second)
     assert held.asks() == KEY
-    assert sorted(path.name for path in held.folder.iterdir()) == ["qwen38", f"qwen38.{keys.mark(KEY)}"]
+    assert sorted(path.name for path in held.folder.iterdir()) == ["qwen38", f"qwen38.{api_keys.mark(KEY)}"]
     back = held.establish(state(KEY))
     assert isinstance(state(KEY).undo(*back), NoUndo)
 
@@ -212,27 +215,29 @@ def test_only_keys_that_kept_releases_ask_for_are_kept() -> None:
     there = ("other.0000aaaa", "qwen38", "qwen38.0000aaaa", "qwen38.0000bbbb", "qwen38.0000cccc")
     files = {**release_files("r1", old), **release_files("r2", new)}
     read = readings({facts.DEPLOYED: deployed(("r1", "r2"), files=files, keys=there)})
-    assert Pruned("r2").missing(read) == "no release asks for the key other.0000aaaa"
+    assert OldReleasesPruned("r2").missing(read) == "no release asks for the key other.0000aaaa"
     gone = "rm -f /etc/lodger/keys/other.0000aaaa /etc/lodger/keys/qwen38.0000cccc; "
-    assert [command.script.startswith(gone) for command in Pruned("r2").act(read)] == [False, True], "and releases stay"
+    assert [command.script.startswith(gone) for command in OldReleasesPruned("r2").act(read)] == [False, True], (
+        "and releases stay"
+    )
     right = readings({facts.DEPLOYED: deployed(("r1", "r2"), files=files, keys=there[1:4])})
-    assert Pruned("r2").missing(right) == ""
+    assert OldReleasesPruned("r2").missing(right) == ""
 
 
 def test_with_the_last_release_its_keys_go() -> None:
     read = readings({facts.DEPLOYED: deployed((), stored=("r1",), keys=("qwen38", "qwen38.0000aaaa"))})
-    said = "\n".join(command.script for command in Pruned("").act(read))
+    said = "\n".join(command.script for command in OldReleasesPruned("").act(read))
     assert "rm -f /etc/lodger/keys/qwen38 /etc/lodger/keys/qwen38.0000aaaa; rmdir" in said
 
 
 def test_a_release_names_the_file_of_its_key_and_a_rollback_asks_with_it(fleet: Fleet) -> None:
     release = render(fleet, fleet.hosts["node2"])
-    path = f"/etc/lodger/keys/qwen38.{keys.mark(KEY)}"
+    path = f"/etc/lodger/keys/qwen38.{api_keys.mark(KEY)}"
     composes = [file.content for file in release.files if file.path.endswith("compose.yml")]
     assert all(f'source: "{path}"' in text for text in composes)
     services = operate.managed(release)
     assert {service.key_file for service in services.values()} == {path}
-    assert operate.earlier_keys(services) == (ApiKey("qwen38", keys.mark(KEY)),)
+    assert operate.earlier_keys(services) == (ApiKey("qwen38", api_keys.mark(KEY)),)
     assert operate.earlier_keys({"worker-a": worker("a")}) == ()
 
 

@@ -9,12 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from lodger import facts, lock, paths
-from lodger.lock import TTL, Attempt, Owner, Verdict
+from lodger.host import facts, paths
+from lodger.locks import host_lock
+from lodger.locks.host_lock import TTL, Attempt, LockOwner, Verdict
 
-MINE = Owner("ops", "20261129T140000.000Z-deploy-node1", 4242, 1000, "machine-a")
+MINE = LockOwner("ops", "20261129T140000.000Z-deploy-node1", 4242, 1000, "machine-a")
 # A name that a shell must not read: the scripts quote what they write and compare.
-OTHER = Owner("eve's $HOME `id`", "run-2", 17, 900, "machine-b")
+OTHER = LockOwner("eve's $HOME `id`", "run-2", 17, 900, "machine-b")
 
 
 class Host:
@@ -28,19 +29,19 @@ class Host:
         script = before + script.replace(paths.VAR, str(self.folder))
         return subprocess.run(["sh", "-c", script], capture_output=True, text=True, check=False, timeout=30)
 
-    def attempt(self, owner: Owner, before: str = "") -> Attempt:
-        fact = lock.attempt(owner)
+    def attempt(self, owner: LockOwner, before: str = "") -> Attempt:
+        fact = host_lock.attempt(owner)
         done = self.sh(facts.script([fact]), before)
         return facts.parse(done.stdout, "node1")[fact]
 
-    def take_over(self, held: Attempt, owner: Owner) -> bool:
-        return self.sh(lock.take_over(held, owner).script).returncode == 0
+    def take_over(self, held: Attempt, owner: LockOwner) -> bool:
+        return self.sh(host_lock.take_over(held, owner).script).returncode == 0
 
-    def renew(self, owner: Owner) -> int:
-        return self.sh(lock.renew(owner).script).returncode
+    def renew(self, owner: LockOwner) -> int:
+        return self.sh(host_lock.renew(owner).script).returncode
 
-    def release(self, owner: Owner) -> None:
-        assert self.sh(lock.release_script(owner)).returncode == 0
+    def release(self, owner: LockOwner) -> None:
+        assert self.sh(host_lock.release_script(owner)).returncode == 0
 
     def age(self, seconds: float) -> None:
         moment = time.time() - seconds
@@ -55,7 +56,7 @@ def host(tmp_path: Path) -> Host:
 # ---------------------------------------------------------------- the rules
 
 
-def held(owner: Owner | None, age: float = 1.0) -> Attempt:
+def held(owner: LockOwner | None, age: float = 1.0) -> Attempt:
     return Attempt(taken=False, owner=owner, age=age, text=owner.text() if owner else "")
 
 
@@ -82,29 +83,29 @@ EARLIER = dataclasses.replace(MINE, run="earlier", pid=99, started=500)
     ],
 )
 def test_what_may_be_done_about_a_held_lock(
-    what: str, owner: Owner | None, age: float, start_of: int, expected: Verdict
+    what: str, owner: LockOwner | None, age: float, start_of: int, expected: Verdict
 ) -> None:
-    assert lock.judge(held(owner, age), MINE, start_of) is expected
+    assert host_lock.judge(held(owner, age), MINE, start_of) is expected
 
 
 def test_a_lock_is_renewed_often_enough_before_it_expires() -> None:
-    assert lock.RENEWAL * 3 <= TTL
+    assert host_lock.RENEWAL * 3 <= TTL
 
 
 def test_this_process_is_known_by_its_start_time() -> None:
-    me = lock.me("ops", "run")
-    assert (me.pid, me.started) == (os.getpid(), lock.process_start(os.getpid()))
+    me = host_lock.me("ops", "run")
+    assert (me.pid, me.started) == (os.getpid(), host_lock.process_start(os.getpid()))
     assert me.started > 0
-    assert me.machine == lock.this_machine() != ""
+    assert me.machine == host_lock.this_machine() != ""
 
 
 def test_a_process_that_ended_has_no_start_time_and_a_later_one_another() -> None:
     with subprocess.Popen(["sleep", "60"]) as first:
-        begun = lock.process_start(first.pid)
+        begun = host_lock.process_start(first.pid)
         first.kill()
         first.wait()
-        assert begun >= lock.process_start(os.getpid()) > 0
-        assert lock.process_start(first.pid) == 0
+        assert begun >= host_lock.process_start(os.getpid()) > 0
+        assert host_lock.process_start(first.pid) == 0
 
 
 def test_a_process_name_with_brackets_does_not_shift_the_start_time(tmp_path: Path) -> None:
@@ -115,7 +116,7 @@ def test_a_process_name_with_brackets_does_not_shift_the_start_time(tmp_path: Pa
             deadline = time.monotonic() + 10
             while Path(f"/proc/{odd.pid}/comm").read_text().strip() != program.name and time.monotonic() < deadline:
                 time.sleep(0.01)
-            assert lock.process_start(odd.pid) >= lock.process_start(os.getpid())
+            assert host_lock.process_start(odd.pid) >= host_lock.process_start(os.getpid())
         finally:
             odd.kill()
 
@@ -158,8 +159,8 @@ def test_only_the_owner_renews(host: Host) -> None:
     assert host.renew(MINE) == 1
     assert host.attempt(OTHER).taken
     host.age(500)
-    refused = host.sh(lock.renew(MINE).script)
-    assert (refused.returncode, lock.owner_in(refused.stdout)) == (1, OTHER)
+    refused = host.sh(host_lock.renew(MINE).script)
+    assert (refused.returncode, host_lock.owner_in(refused.stdout)) == (1, OTHER)
     assert host.attempt(MINE).age > 400
 
 
@@ -211,7 +212,7 @@ def test_taking_over_at_the_same_time_as_others_try_leaves_one_owner(host: Host)
     seen = host.attempt(MINE)
     rivals = [dataclasses.replace(MINE, run=f"run-{number}", pid=number) for number in range(8)]
 
-    def rush(rival: Owner) -> bool:
+    def rush(rival: LockOwner) -> bool:
         return host.take_over(seen, rival) if rival.pid % 2 else host.attempt(rival).taken
 
     with ThreadPoolExecutor(len(rivals)) as pool:
@@ -239,7 +240,7 @@ def test_a_lock_that_nobody_can_read_is_held_until_it_expires_and_can_be_broken_
     host.age(TTL + 60)
     seen = host.attempt(MINE)
     assert (seen.taken, seen.owner, seen.failure) == (False, None, "")
-    assert lock.judge(seen, MINE, 0) is Verdict.EXPIRED
+    assert host_lock.judge(seen, MINE, 0) is Verdict.EXPIRED
     assert host.take_over(seen, MINE)
     assert host.attempt(MINE).taken
 
@@ -250,7 +251,7 @@ FULL = "trap '' XFSZ; ulimit -f 0; "
 
 def test_a_full_disk_leaves_no_empty_lock_behind(host: Host) -> None:
     host.folder.mkdir()
-    fact = lock.attempt(MINE)
+    fact = host_lock.attempt(MINE)
     seen = fact.parse(host.sh(f"({fact.snippet})", FULL).stdout)
     assert (seen.taken, seen.owner) == (False, None)
     assert seen.failure

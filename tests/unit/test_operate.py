@@ -8,19 +8,24 @@ from typing import Any
 
 import pytest
 
-from lodger import capacity, facts, inventory, operate, runbook
-from lodger.engine import Ledger, Plan
+from lodger import capacity, inventory
+from lodger.engines.sglang.router_api import RouterEntry
+from lodger.engines.sglang.smoke import Expectation
 from lodger.errors import Refused
-from lodger.facts import Deployed, Facts, HostFile
-from lodger.footprint import Owner
+from lodger.host import facts
+from lodger.host.facts.base import Facts
+from lodger.host.facts.deployed import Deployed, HostFile
+from lodger.host.ownership import Owner
 from lodger.inventory import Fleet, Host
-from lodger.membership import Seat
-from lodger.render import Release, render
-from lodger.runbook import names
-from lodger.serving.smoke import Expectation
-from lodger.states.release import manifest
-from lodger.states.rotation import WorkerDrained
-from lodger.states.standing import Standing
+from lodger.plans import operate, runbook
+from lodger.plans.runbook import names
+from lodger.release.manifest import manifest_text
+from lodger.release.render import render
+from lodger.release.service import Release
+from lodger.run.ledger import Ledger
+from lodger.run.runner import Plan
+from lodger.states.neighbour_status import NeighbourStatus
+from lodger.states.worker_drained import WorkerDrained
 from tests.unit.readings import base, deployed, installed, readings, record, release_files, router, worker
 
 ROOT = Path(__file__).parents[2]
@@ -40,7 +45,7 @@ def plan(fleet: Fleet, host: str = "node1", contained: Callable[[str], bool] = l
 def on_host(release: Release, revision: str = "r1") -> Deployed:
     """Return what a host looks like after ``release`` was deployed."""
     root = f"/opt/lodger/releases/{release.id}"
-    text = manifest(release.id, release.host, revision, list(operate.managed(release).values()), {})
+    text = manifest_text(release.id, release.host, revision, list(operate.managed(release).values()), {})
     files = {f"{root}/{file.path}": HostFile(file.content, file.mode, "root") for file in release.files}
     files[f"{root}/manifest.json"] = HostFile(text, 0o644, "root")
     for file in release.files:
@@ -143,7 +148,7 @@ def test_workers_of_a_pool_and_its_router_take_turns(fleet: Fleet) -> None:
 def test_a_worker_stands_at_every_router_of_its_pool_and_beside_all_others_of_it(fleet: Fleet) -> None:
     wanted = operate.managed(render(fleet, fleet.hosts["node1"]))["worker-a"]
     there = operate.place(fleet, fleet.hosts["node1"], wanted, ["node1", "node2"])
-    assert there.seats == (Seat("http://node2:30002", "http://node1:30000", changing=True),)
+    assert there.seats == (RouterEntry("http://node2:30002", "http://node1:30000", changing=True),)
     assert [(mate.name, mate.changing) for mate in there.mates] == [("worker a on node2", True), ("worker b on node2", True)]
     alone = operate.place(fleet, fleet.hosts["node1"], wanted, ["node1"])
     assert [seat.changing for seat in alone.seats] == [False]
@@ -211,7 +216,7 @@ TWO = deployed(
     ("r1", "r2"), links={"worker-a": "r2", "router": "r2"}, files=installed("r1", A1) | installed("r2", A2, router())
 )
 RECORD = record(
-    "replaced/container-old.json", json.dumps(asdict(Standing("container", "old", True, True, {"old": "no"}, ("old",))))
+    "replaced/container-old.json", json.dumps(asdict(NeighbourStatus("container", "old", True, True, {"old": "no"}, ("old",))))
 )
 
 

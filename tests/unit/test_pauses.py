@@ -16,20 +16,31 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lodger import facts, inventory, lock, operate, paths, pauses, runbook
-from lodger.engine import Ledger
+from lodger import inventory
+from lodger.engines.sglang.router_api import PoolMember, RouterEntry
 from lodger.errors import Refused, UsageError
-from lodger.facts import Facts, HostFile
-from lodger.footprint import Owner
+from lodger.host import facts, paths
+from lodger.host.facts.base import Facts
+from lodger.host.facts.deployed import HostFile
+from lodger.host.ownership import Owner
 from lodger.inventory import Fleet
-from lodger.membership import Mate, Seat
-from lodger.pauses import Pause
-from lodger.render import render
-from lodger.runbook import names
+from lodger.locks import host_lock
+from lodger.plans import operate, runbook
+from lodger.plans.runbook import names
+from lodger.release import pauses
+from lodger.release.pauses import Pause
+from lodger.release.render import render
+from lodger.run.ledger import Ledger
 from lodger.states.base import NoUndo
-from lodger.states.given import GpusAwaited, StaysPaused, WayBack, WorkerPaused, WorkerUnpaused
-from lodger.states.rotation import Keyring, Place
-from lodger.states.service import ServiceGone, ServiceReady, pause_places
+from lodger.states.gpus_waited_for import GpusWaitedFor
+from lodger.states.pool_place import PoolKey, PoolPlace
+from lodger.states.service_base import pause_places
+from lodger.states.service_gone import ServiceGone
+from lodger.states.service_ready import ServiceReady
+from lodger.states.worker_pause import AutoResume
+from lodger.states.worker_paused import WorkerPaused
+from lodger.states.worker_still_paused import WorkerStillPaused
+from lodger.states.worker_unpaused import WorkerUnpaused
 from tests.unit.readings import (
     HOST,
     base,
@@ -50,7 +61,7 @@ TODAY = "2026-11-29 13:57"
 A = worker("a")
 PLACES = pause_places(A)
 CONDITION = "ConditionPathExists=!/var/lib/lodger/paused/lodger-worker-a"
-WAY = WayBack(HOST, Place(), ())
+WAY = AutoResume(HOST, PoolPlace(), ())
 
 
 # ---------------------------------------------------------------- until
@@ -132,7 +143,7 @@ def test_the_message_names_gpus_end_worker_and_who_to_tell() -> None:
 # ---------------------------------------------------------------- states
 
 
-def stands(pause: Pause | None, *, way: WayBack = WAY, condition: str = CONDITION) -> Facts:
+def stands(pause: Pause | None, *, way: AutoResume = WAY, condition: str = CONDITION) -> Facts:
     """Return a host on which worker a is deployed and, with ``pause``, given back."""
     files = installed("r1", A)
     text = f"# io.lodger.host={HOST}\n[Unit]\n{condition}\n"
@@ -223,7 +234,7 @@ def test_the_end_of_a_pause_leaves_nothing_of_it() -> None:
 
 
 def test_a_worker_that_is_to_stay_paused_is_found_so_and_never_made_so() -> None:
-    state = StaysPaused(A, WAY)
+    state = WorkerStillPaused(A, WAY)
     for pause in (UNTIL, replace(UNTIL, until=""), replace(UNTIL, waits_for="pid 7"), Pause("a")):
         assert state.missing(stands(pause)) == ""
     assert state.act(stands(None)) == []
@@ -234,14 +245,14 @@ def test_a_worker_that_is_to_stay_paused_is_found_so_and_never_made_so() -> None
 @pytest.mark.parametrize(
     ("service", "way"),
     [
-        (replace(A, port=30009), WayBack(HOST, Place("", (Seat("http://r:1", "http://me:30009"),)))),
-        (A, WayBack(HOST, Place("", (Seat("http://another:1", "http://me:30000"),)))),
-        (A, WayBack(HOST, Place(), (Owner("container", "aigc"),))),
+        (replace(A, port=30009), AutoResume(HOST, PoolPlace("", (RouterEntry("http://r:1", "http://me:30009"),)))),
+        (A, AutoResume(HOST, PoolPlace("", (RouterEntry("http://another:1", "http://me:30000"),)))),
+        (A, AutoResume(HOST, PoolPlace(), (Owner("container", "aigc"),))),
         (replace(A, start=1800.0), WAY),
     ],
 )
-def test_what_brings_it_back_brings_back_what_is_deployed_meanwhile(service: Any, way: WayBack) -> None:
-    read, state = stands(UNTIL), StaysPaused(service, way)
+def test_what_brings_it_back_brings_back_what_is_deployed_meanwhile(service: Any, way: AutoResume) -> None:
+    read, state = stands(UNTIL), WorkerStillPaused(service, way)
     assert state.missing(read) == f"{PLACES.script} would not bring back what is deployed now"
     assert state.hopeless(read) == ""
     made = way.files(service, UNTIL)
@@ -254,11 +265,13 @@ def test_what_brings_it_back_brings_back_what_is_deployed_meanwhile(service: Any
     back = state.undo(read, done)
     assert not isinstance(back, NoUndo)
     assert WAY.files(A, UNTIL)[PLACES.script].encode() in {command.stdin for command in back}
-    assert StaysPaused(service, way).missing(stands(replace(UNTIL, until=""))) == "", "without an end nothing brings it back"
+    assert WorkerStillPaused(service, way).missing(stands(replace(UNTIL, until=""))) == "", (
+        "without an end nothing brings it back"
+    )
 
 
 def test_the_gpus_that_it_takes_back_are_the_ones_that_people_read() -> None:
-    state = StaysPaused(replace(A, gpus=(4, 5)), WAY)
+    state = WorkerStillPaused(replace(A, gpus=(4, 5)), WAY)
     assert state.missing(stands(UNTIL)) == "the record of its pause names GPUs 0 1 2 3"
     said = [command.stdin for command in state.act(stands(UNTIL))]
     assert replace(UNTIL, gpus=(4, 5)).motd.encode() in said
@@ -286,7 +299,7 @@ def test_undoing_a_resume_stops_a_worker_that_was_down_although_its_container_wa
 def test_those_who_are_waited_for_are_named_and_do_not_refuse() -> None:
     stranger = process(4711, user="bob", command="python3 train.py", devices=on_gpus(2))
     read = readings({**base(processes=[stranger]), facts.DRIVER: driver(0, 0, 900, 0), facts.unit_fact(A.unit): None})
-    state = GpusAwaited(A, HOST, neighbours={}, replaced=[], patience=300)
+    state = GpusWaitedFor(A, HOST, neighbours={}, replaced=[], patience=300)
     assert state.blockers(read) == []
     assert state.missing(read)
     assert "pid 4711 of user bob" in state.progress(read)
@@ -403,7 +416,7 @@ def test_pausing_the_only_worker_says_that_the_pool_answers_nothing(others: dict
 class Stage:
     """A host in a folder: /proc, /var/lib/lodger and the programs that the script calls; what they were told is in ``log``."""
 
-    def __init__(self, folder: Path, way: WayBack, *, until: str = "2020-01-01 00:00") -> None:
+    def __init__(self, folder: Path, way: AutoResume, *, until: str = "2020-01-01 00:00") -> None:
         self.root = folder
         for name in ("proc", "bin", "var/lib/lodger/paused", "var/lib/lodger/returns", "etc/motd.d", "etc/systemd/system"):
             (folder / name).mkdir(parents=True)
@@ -462,7 +475,7 @@ def stage(tmp_path: Path) -> Iterator[Callable[..., tuple[Stage, subprocess.Pope
     processes: list[subprocess.Popen[str]] = []
 
     def begin(
-        way: WayBack = WAY, prepare: Callable[[Stage], None] = lambda _: None, **options: str
+        way: AutoResume = WAY, prepare: Callable[[Stage], None] = lambda _: None, **options: str
     ) -> tuple[Stage, subprocess.Popen[str]]:
         made = Stage(tmp_path, way, **options)
         prepare(made)
@@ -484,9 +497,9 @@ def until_true(condition: Callable[[], object], seconds: float = 60) -> None:
 
 
 def test_with_nobody_on_the_gpus_the_worker_is_started_joins_and_nothing_is_left(stage: Any, tmp_path: Path) -> None:
-    seat, key = Seat("http://router:30002", "http://me:30000"), tmp_path / "k"
+    seat, key = RouterEntry("http://router:30002", "http://me:30000"), tmp_path / "k"
     key.touch()
-    made, run = stage(WayBack(HOST, Place("http://me:30000", (seat,), (), Keyring(str(key))), ()))
+    made, run = stage(AutoResume(HOST, PoolPlace("http://me:30000", (seat,), (), PoolKey(str(key))), ()))
     out, err = run.communicate(timeout=60)
     assert (run.returncode, err) == (0, "")
     log = made.log.read_text()
@@ -605,7 +618,7 @@ def test_the_drivers_own_daemon_is_not_waited_for(stage: Any) -> None:
 def test_a_neighbour_that_may_share_the_gpus_is_not_waited_for(name: str, stage: Any) -> None:
     owner = MAY_STAY[name][0]
     me = subprocess.run(["stat", "-c", "%U", "/proc/self"], capture_output=True, text=True, check=True).stdout.strip()
-    _, run = stage(WayBack(HOST, Place(), (Owner(owner.kind, owner.name.format(user=me)),)), on_stage(name))
+    _, run = stage(AutoResume(HOST, PoolPlace(), (Owner(owner.kind, owner.name.format(user=me)),)), on_stage(name))
     run.communicate(timeout=60)
     assert run.returncode == 0
 
@@ -635,13 +648,13 @@ def dead(one: Stage, age: float) -> None:
 
 def test_a_lock_that_nobody_renews_any_more_keeps_no_worker_away(stage: Any) -> None:
     """The next run of whoever left it may be days away."""
-    made, run = stage(prepare=lambda one: dead(one, lock.TTL + 5))
+    made, run = stage(prepare=lambda one: dead(one, host_lock.TTL + 5))
     run.communicate(timeout=60)
     assert "start --no-block" in made.log.read_text()
     assert not made.lock.exists()
 
 
-@pytest.mark.parametrize(("age", "ledger"), [(lock.TTL - 60, False), (lock.TTL + 5, True)])
+@pytest.mark.parametrize(("age", "ledger"), [(host_lock.TTL - 60, False), (host_lock.TTL + 5, True)])
 def test_a_lock_that_is_renewed_or_has_left_a_ledger_is_waited_for(age: float, ledger: bool, stage: Any) -> None:
     def left(one: Stage) -> None:
         dead(one, age)
@@ -657,18 +670,18 @@ def test_a_lock_that_is_renewed_or_has_left_a_ledger_is_waited_for(age: float, l
 
 def test_who_takes_an_expired_lock_over_and_the_timer_never_both_have_it(stage: Any) -> None:
     """A controller with --break-lock holds the folder while it looks and writes; what it wrote is fresh to the timer."""
-    eve = lock.Owner("eve", "hers", 17, 900, "elsewhere")
+    eve = host_lock.LockOwner("eve", "hers", 17, 900, "elsewhere")
 
     def breaking(one: Stage) -> None:
-        dead(one, lock.TTL + 5)
-        seen = lock.Attempt(taken=False, text="somebody")
-        script = lock.take_over(seen, eve).script.replace(paths.VAR, f"{one.root}/var/lib/lodger")
+        dead(one, host_lock.TTL + 5)
+        seen = host_lock.Attempt(taken=False, text="somebody")
+        script = host_lock.take_over(seen, eve).script.replace(paths.VAR, f"{one.root}/var/lib/lodger")
         assert subprocess.run(["sh", "-c", script], check=False, timeout=20).returncode == 0
 
     made, _ = stage(prepare=breaking)
     until_true(made.waits)
     assert made.log.read_text() == ""
-    assert lock.owner_in(made.lock.read_text()) == eve
+    assert host_lock.owner_in(made.lock.read_text()) == eve
 
 
 def test_a_router_that_does_not_answer_is_asked_again(stage: Any) -> None:
@@ -676,7 +689,7 @@ def test_a_router_that_does_not_answer_is_asked_again(stage: Any) -> None:
         body = f'case "$*" in *http_code*) printf 200;; *) [ -e {one.root}/router ];; esac'
         one.program("curl", body)
 
-    made, run = stage(WayBack(HOST, Place("", (Seat("http://r:1", "http://me:1"),)), ()), unwilling)
+    made, run = stage(AutoResume(HOST, PoolPlace("", (RouterEntry("http://r:1", "http://me:1"),)), ()), unwilling)
     until_true(lambda: not made.record.exists())
     time.sleep(0.6)
     assert run.poll() is None
@@ -709,8 +722,10 @@ def test_it_stays_out_of_a_pool_that_serves_something_else_meanwhile(mate: str, 
 case "$*" in *me:1/server_info) cat {one.root}/own;; *mate:1/server_info) cat {one.root}/mate;; *http_code*) printf 200;; esac"""
         one.program("curl", body)
 
-    place = Place("http://me:1", (Seat("http://r:1", "http://me:1"),), (Mate("worker a on node2", "http://mate:1"),))
-    made, run = stage(WayBack(HOST, place), answers)
+    place = PoolPlace(
+        "http://me:1", (RouterEntry("http://r:1", "http://me:1"),), (PoolMember("worker a on node2", "http://mate:1"),)
+    )
+    made, run = stage(AutoResume(HOST, place), answers)
     if stays_out:
         until_true(lambda: made.log.read_text().count("mate:1/server_info") > 1)
         assert run.poll() is None
@@ -740,7 +755,7 @@ strange = st.from_regex(r"(?!lodger-)[A-Za-z0-9][A-Za-z0-9:_.@\\-]*", fullmatch=
     st.text(st.characters(codec="utf-8"), min_size=1, max_size=20),
 )
 def test_whatever_the_inventory_accepts_is_text_to_the_shell(neighbours: list[tuple[str, str]], who: str) -> None:
-    way = WayBack(HOST, Place(), tuple(Owner(*one) for one in neighbours))
+    way = AutoResume(HOST, PoolPlace(), tuple(Owner(*one) for one in neighbours))
     script = way.files(A, Pause("a", A.gpus, who, TODAY, "2026-11-29 18:00"))[PLACES.script]
     assert "{{" not in script.replace("{{.", "").replace("{{range", "").replace("{{index", "").replace("{{end", "")
     checked = subprocess.run(["sh", "-n"], input=script, text=True, capture_output=True, check=False, timeout=20)

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 
 from lodger import inventory
 from lodger.errors import InventoryError, LodgerError
-from lodger.pin import Change, edited, pin
+from lodger.inventory.pin import PinnedDigest, edited, pin
 
 HOSTS = Path(__file__).parents[2] / "hosts"
 OCI_INDEX = "application/vnd.oci.image.index.v1+json"
@@ -143,7 +143,7 @@ def hosts(tmp_path: Path, registry: Registry) -> Path:
     return folder
 
 
-def changes(hosts: Path) -> dict[str, Change]:
+def changes(hosts: Path) -> dict[str, PinnedDigest]:
     return {change.image: change for change in pin(hosts)}
 
 

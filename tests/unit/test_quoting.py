@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 from ruamel.yaml import YAML
 
-from lodger.command import quote
-from lodger.render import _compose_value, _unit_text, exec_word
-from lodger.schema import Text, Value
+from lodger.host.command import quote
+from lodger.inventory.values import Text, Value
+from lodger.release.quoting import compose_value, exec_word, unit_text
 
 NASTY = [
     "$HOME ${HOME:-x} $$ $(id) `id`",
@@ -47,7 +47,7 @@ def test_words_reach_a_program_through_a_real_shell_unchanged(words: list[str]) 
 @given(printable)
 def test_compose_values_read_back_as_the_text_they_are(text: str) -> None:
     assert accepted.validate_python(text) == text
-    written = _compose_value(text)
+    written = compose_value(text)
     # Compose reads YAML first and replaces variables afterwards; with every $ doubled there is none.
     value = YAML(typ="safe").load(f"key:\n  - {written}\n")["key"][0]
     assert re.sub(r"\$\$", "", value).count("$") == 0
@@ -72,7 +72,7 @@ def _systemd_words(line: str) -> list[str]:
 @settings(max_examples=200, deadline=None)
 @given(printable)
 def test_unit_text_has_no_specifier_left(text: str) -> None:
-    written = _unit_text(text)
+    written = unit_text(text)
     assert not written.replace("%%", "").count("%")
     assert written.replace("%%", "%") == text
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from lodger.redact import redacted
+from lodger.checks.doctor.redaction import redacted
 
 KNOWN = {"host": ["node1", "gpu.lab.example.org"], "user": ["alice", "al"], "id": ["a" * 32]}
 words = st.from_regex(r"[a-z][a-z0-9_.-]{0,12}[a-z0-9]", fullmatch=True)

@@ -11,21 +11,12 @@ from jinja2 import UndefinedError
 from ruamel.yaml import YAML
 
 from lodger import inventory
+from lodger.engines.sglang.router_api import MUST_MATCH
 from lodger.errors import InventoryError
 from lodger.inventory import Draft, Fleet, Image, Router, Vrrp, Worker
-from lodger.membership import SAME
-from lodger.render import (
-    File,
-    Release,
-    Service,
-    _compose_value,
-    _environment,
-    engine_version,
-    render,
-    router_beside,
-    word,
-    worker_urls,
-)
+from lodger.release.quoting import compose_value, environment, word
+from lodger.release.render import engine_version, render, router_beside, worker_urls
+from lodger.release.service import File, Release, RenderedService
 
 ROOT = Path(__file__).parents[2]
 # The options of SGLang 0.5.19 with their types and choices, as its own argparse has them.
@@ -81,7 +72,7 @@ def changed(fleet: Fleet, host: str = "node1", pool: dict[str, Any] | None = Non
     return fleet.model_copy(update={"pools": pools, "hosts": hosts})
 
 
-def service(release: Release, name: str) -> Service:
+def service(release: Release, name: str) -> RenderedService:
     (found,) = (s for s in release.services if s.name == name)
     return found
 
@@ -366,7 +357,7 @@ def test_a_change_of_the_unit_alone_is_a_change_of_the_service(fleet: Fleet) -> 
 def test_release_id_covers_path_mode_and_content() -> None:
     def release(file: File) -> str:
         return Release(
-            "h", (Service("n", "router", "u", (file,), "c", "n", "i", 1, (), 1, 1, "p", "127.0.0.1", {}, "h", ""),)
+            "h", (RenderedService("n", "router", "u", (file,), "c", "n", "i", 1, (), 1, 1, "p", "127.0.0.1", {}, "h", ""),)
         ).id
 
     ids = {release(File(*args)) for args in (("a", "x"), ("b", "x"), ("a", "y"), ("a", "x", 0o600))}
@@ -400,12 +391,12 @@ def test_image_without_digest_is_not_rendered() -> None:
 
 def test_template_that_names_an_unknown_value_fails() -> None:
     with pytest.raises(UndefinedError):
-        _environment(_compose_value).from_string("{{ no_such_thing }}").render()
+        environment(compose_value).from_string("{{ no_such_thing }}").render()
 
 
 def test_template_cannot_print_a_missing_value_as_text() -> None:
     with pytest.raises(TypeError, match="None"):
-        _environment(_compose_value).from_string("{{ value }}").render(value=None)
+        environment(compose_value).from_string("{{ value }}").render(value=None)
 
 
 @pytest.mark.parametrize(("value", "expected"), [(0.8, "0.80"), (0.813, "0.813"), (2.0, "2.00"), (7, "7"), (1e-7, "1e-07")])
@@ -416,7 +407,7 @@ def test_numbers_on_a_command_line_read_back_as_themselves(value: float, expecte
 
 def test_a_worker_is_to_say_of_itself_all_in_which_its_pool_has_to_agree(fleet: Fleet) -> None:
     (service, *_) = render(fleet, fleet.hosts["node2"]).services
-    assert set(SAME) <= service.identity.keys()
+    assert set(MUST_MATCH) <= service.identity.keys()
     assert service.identity["version"] == "0.5.19"
     assert service.identity["tokenizer_path"] == service.identity["model_path"] == "/models/Qwen3.8-27B-FP8"
 

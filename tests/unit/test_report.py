@@ -6,7 +6,7 @@ import io
 import pytest
 
 from lodger.errors import StateFailed
-from lodger.report import Terminal, table
+from lodger.terminal import Terminal, table
 
 
 class Tty(io.StringIO):

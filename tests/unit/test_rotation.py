@@ -8,20 +8,24 @@ from typing import Any
 
 import pytest
 
-from lodger import facts
-from lodger.facts import Facts
-from lodger.membership import Closed, Mate, Seat
+from lodger.engines.sglang.router_api import OtherKey, PoolMember, RouterEntry
+from lodger.host import facts
+from lodger.host.facts.base import Facts
+from lodger.host.facts.keys import held_keys_fact
 from lodger.states.base import NoUndo
-from lodger.states.key import held_fact
-from lodger.states.rotation import Keyring, LeaverDrained, Place, PoolComplete, Roll, WorkerDrained, WorkerJoined
+from lodger.states.leaver_drained import LeaverDrained
+from lodger.states.pool_complete import PoolComplete
+from lodger.states.pool_place import PoolKey, PoolPlace, RouterMembers
+from lodger.states.worker_drained import WorkerDrained
+from lodger.states.worker_joined import WorkerJoined
 from tests.unit.readings import HOST, base, container, ours, readings, serving, worker
 
 IDENTITY = {"served_model_name": "q", "context_length": "131072", "tool_call_parser": "qwen3_coder"}
 ROUTER, STANDBY = "http://node2:30002", "http://127.0.0.1:30002"
 OWN, MATE = "http://127.0.0.1:30000", "http://node2:30000"
-SEATS = (Seat(ROUTER, "http://node1:30000"), Seat(STANDBY, OWN))
-PLACE = Place(OWN, SEATS, (Mate("worker a on node2", MATE),))
-ALONE = Place(OWN, SEATS)
+SEATS = (RouterEntry(ROUTER, "http://node1:30000"), RouterEntry(STANDBY, OWN))
+PLACE = PoolPlace(OWN, SEATS, (PoolMember("worker a on node2", MATE),))
+ALONE = PoolPlace(OWN, SEATS)
 NEW = worker("a", config="new", identity=IDENTITY)
 OLD = worker("a", config="old", identity=IDENTITY)
 IN = {ROUTER: {"http://node1:30000": True, MATE: True}, STANDBY: {OWN: True, MATE: True}}
@@ -33,7 +37,7 @@ def seen(
     *,
     runs: Any = OLD,
     identities: Mapping[str, Mapping[str, str]] | None = None,
-    place: Place = PLACE,
+    place: PoolPlace = PLACE,
     in_use: str = "",
 ) -> Facts:
     told = {OWN: IDENTITY, MATE: IDENTITY} if identities is None else identities
@@ -44,7 +48,7 @@ def seen(
             place.rotation: rotation,
             place.identities: told,
             facts.serving_fact(NEW.container, NEW.unit, HOST): serving(),
-            held_fact("q"): {"": (in_use, "600 root")},
+            held_keys_fact("q"): {"": (in_use, "600 root")},
         }
     )
 
@@ -93,7 +97,7 @@ def test_the_pools_only_worker_says_that_there_will_be_a_gap_and_how_long() -> N
 
 def test_without_a_router_the_pools_only_worker_says_so_too() -> None:
     """Nothing has to be done for it, so the plan would not show the state."""
-    lonely = Place(OWN)
+    lonely = PoolPlace(OWN)
     state = WorkerDrained(NEW, HOST, lonely)
     said = "worker-a is stopped; nobody else serves the pool: there will be no answers until it is ready again (a start may take 900 s)"
     assert (state.missing(seen({}, place=lonely)), state.remark(seen({}, place=lonely))) == ("", said)
@@ -102,7 +106,7 @@ def test_without_a_router_the_pools_only_worker_says_so_too() -> None:
     beside = replace(lonely, mates=PLACE.mates)
     assert WorkerDrained(NEW, HOST, beside).remark(seen({}, place=beside)) == ""
     assert DRAINED.remark(seen(IN)) == "", "the state says it"
-    assert WorkerDrained(NEW, HOST, Place()).remark(seen({}, place=Place())) == "", "it is in no pool"
+    assert WorkerDrained(NEW, HOST, PoolPlace()).remark(seen({}, place=PoolPlace())) == "", "it is in no pool"
 
 
 @pytest.mark.parametrize("state", [DRAINED, JOINED])
@@ -111,12 +115,12 @@ def test_a_mate_that_serves_something_else_is_named_unless_this_command_changes_
     (blocker,) = state.blockers(seen(OUT, runs=NEW, identities=other))
     assert (blocker.what, blocker.awaits) == ("worker a on node2 does not serve what the rest of its pool is to serve", "")
     assert blocker.cause == "context_length 65536 instead of 131072"
-    together = Place(OWN, SEATS, (Mate("worker a on node2", MATE, changing=True),))
+    together = PoolPlace(OWN, SEATS, (PoolMember("worker a on node2", MATE, changing=True),))
     assert type(state)(NEW, HOST, together).blockers(seen(OUT, runs=NEW, identities=other)) == []
     assert state.blockers(seen(OUT, runs=NEW, identities={OWN: IDENTITY, MATE: {}})) == [], "who does not answer is not judged"
 
 
-KEYED = replace(PLACE, keyring=Keyring("/k", "q", "new"))
+KEYED = replace(PLACE, keyring=PoolKey("/k", "q", "new"))
 ANOTHER_KEY = "asks for another key than its pool is to"
 
 
@@ -124,12 +128,12 @@ ANOTHER_KEY = "asks for another key than its pool is to"
     ("in_use", "mate", "router", "who"),
     [
         ("new", IDENTITY, IN[ROUTER], []),
-        ("new", Closed(), IN[ROUTER], ["worker a on node2"]),
+        ("new", OtherKey(), IN[ROUTER], ["worker a on node2"]),
         ("new", {}, None, []),
-        ("new", IDENTITY, Closed(), [f"the router at {ROUTER}"]),
+        ("new", IDENTITY, OtherKey(), [f"the router at {ROUTER}"]),
         ("old", IDENTITY, IN[ROUTER], ["worker a on node2", f"the router at {ROUTER}"]),
-        ("old", Closed(), Closed(), []),
-        ("", Closed(), Closed(), []),
+        ("old", OtherKey(), OtherKey(), []),
+        ("", OtherKey(), OtherKey(), []),
         ("", {}, None, []),
     ],
 )
@@ -140,25 +144,25 @@ def test_who_asks_for_another_key_than_the_pool_is_to_is_named(in_use: str, mate
     for kind in (WorkerDrained, WorkerJoined):
         assert [blocker.what for blocker in kind(NEW, HOST, place).blockers(read)] == [f"{one} {ANOTHER_KEY}" for one in who]
     together = replace(
-        place, seats=(replace(SEATS[0], changing=True),), mates=(Mate("worker a on node2", MATE, changing=True),)
+        place, seats=(replace(SEATS[0], changing=True),), mates=(PoolMember("worker a on node2", MATE, changing=True),)
     )
     assert WorkerDrained(NEW, HOST, together).blockers(read) == []
 
 
 def test_a_pool_that_asks_for_no_key_has_nobody_who_does() -> None:
-    read = seen(IN, runs=NEW, identities={OWN: IDENTITY, MATE: Closed()})
+    read = seen(IN, runs=NEW, identities={OWN: IDENTITY, MATE: OtherKey()})
     assert [blocker.what for blocker in JOINED.blockers(read)] == [f"worker a on node2 {ANOTHER_KEY}"]
 
 
 def test_a_router_that_asks_for_another_key_holds_no_join_up() -> None:
-    closed = {ROUTER: Closed(), STANDBY: IN[STANDBY]}
+    closed = {ROUTER: OtherKey(), STANDBY: IN[STANDBY]}
     assert JOINED.missing(seen(closed, runs=NEW)) == ""
     assert scripts(DRAINED.act(seen(closed))).count("DELETE") == 1
 
 
 def test_a_worker_that_is_reached_elsewhere_now_leaves_from_where_it_was() -> None:
     """Its port, its address or that of its host is another one: the routers know it by the former until it is stopped."""
-    place = replace(PLACE, seats=tuple(Seat(seat.router, f"{seat.worker}9") for seat in SEATS), former=SEATS)
+    place = replace(PLACE, seats=tuple(RouterEntry(seat.router, f"{seat.worker}9") for seat in SEATS), former=SEATS)
     state = WorkerDrained(NEW, HOST, place)
     assert state.missing(seen(IN, place=place)) == f"{ROUTER} and {STANDBY} sends it requests"
     assert scripts(state.act(seen(IN, place=place))).count("DELETE") == 2
@@ -218,7 +222,7 @@ def test_who_is_to_be_removed_leaves_whatever_it_runs_and_whoever_stays() -> Non
     assert state.blockers(seen(IN, runs=NEW, identities=other)) == []
 
 
-ROLL = Roll(STANDBY, (Mate("worker a on node1", OWN, changing=True), Mate("worker a on node2", MATE)))
+ROLL = RouterMembers(STANDBY, (PoolMember("worker a on node1", OWN, changing=True), PoolMember("worker a on node2", MATE)))
 COMPLETE = PoolComplete(ROLL)
 
 
@@ -226,8 +230,8 @@ def listed(
     workers: Mapping[str, bool] | None, serving: tuple[str, ...] = (OWN, MATE), closed: str = "", in_use: str = ""
 ) -> Facts:
     rotation, identities, *_ = COMPLETE.facts
-    told = {url: Closed() if url == closed else IDENTITY if url in serving else {} for url in (OWN, MATE)}
-    return readings({rotation: {STANDBY: workers}, identities: told, held_fact("q"): {"": (in_use, "600 root")}})
+    told = {url: OtherKey() if url == closed else IDENTITY if url in serving else {} for url in (OWN, MATE)}
+    return readings({rotation: {STANDBY: workers}, identities: told, held_keys_fact("q"): {"": (in_use, "600 root")}})
 
 
 def test_a_pool_is_complete_with_all_that_serve_and_nobody_else() -> None:
@@ -247,14 +251,14 @@ def test_a_router_whose_workers_are_all_away_has_nobody_to_send_requests_to() ->
 
 
 def test_a_router_alone_on_its_host_is_not_given_another_key_than_its_workers() -> None:
-    keyed = PoolComplete(replace(ROLL, keyring=Keyring("/k", "q", "new")))
+    keyed = PoolComplete(replace(ROLL, keyring=PoolKey("/k", "q", "new")))
     left_behind = listed({OWN: True, MATE: True}, in_use="old")
     assert keyed.missing(left_behind) == f"worker a on node2 {ANOTHER_KEY}"
     assert [blocker.what for blocker in keyed.blockers(left_behind)] == [f"worker a on node2 {ANOTHER_KEY}"]
     assert keyed.missing(listed({OWN: True}, closed=MATE, in_use="new")) == f"worker a on node2 {ANOTHER_KEY}"
     assert keyed.missing(listed({OWN: True, MATE: True}, in_use="new")) == ""
-    assert keyed.missing(listed(Closed(), in_use="new")) == f"{STANDBY} asks for another key"
-    assert keyed.act(listed(Closed(), in_use="new")) == []
+    assert keyed.missing(listed(OtherKey(), in_use="new")) == f"{STANDBY} asks for another key"
+    assert keyed.act(listed(OtherKey(), in_use="new")) == []
 
 
 def test_strangers_leave_and_the_missing_join() -> None:

@@ -8,18 +8,20 @@ from pathlib import Path
 
 import pytest
 
-from lodger import facts, inventory, runbook
-from lodger.command import Secret
+from lodger import inventory
 from lodger.errors import UsageError
-from lodger.footprint import Owner
-from lodger.keys import ApiKey
-from lodger.render import render, worker_urls
-from lodger.runbook import Block, Runbook, expand, names, parse
+from lodger.host import facts
+from lodger.host.command import Secret
+from lodger.host.ownership import Owner
+from lodger.plans import runbook
+from lodger.plans.runbook import Block, Runbook, expand, names, parse
+from lodger.release.api_keys import ApiKey
+from lodger.release.render import render, worker_urls
 from lodger.states.catalog import CATALOG, Notice, Situation, items
-from lodger.states.driver import Upgrade
-from lodger.states.rotation import Roll
+from lodger.states.driver_goal import DriverGoal
+from lodger.states.neighbour_status import NeighbourStatus
+from lodger.states.pool_place import RouterMembers
 from lodger.states.shell import Shell
-from lodger.states.standing import Standing
 from tests.unit.readings import router, worker
 
 SHIPPED = sorted(path.stem for path in runbook.FOLDER.glob("*.md"))
@@ -177,12 +179,12 @@ AT = Situation(
     turns={"worker-a": "qwen38", "worker-b": "qwen38", "router": "qwen38"},
     neighbours={Owner("program", "aigc"): 1024},
     replaced=(("unit", "vllm-qwen.service"),),
-    records=(Standing("container", "old-sglang", True, True),),
+    records=(NeighbourStatus("container", "old-sglang", True, True),),
     smoke=lambda _: lambda *_: "fine",
-    upgrade=Upgrade("node2", "580.126.09", 8, {}),
+    upgrade=DriverGoal("node2", "580.126.09", 8, {}),
     pausable=(("program", "aigc"),),
     warned=(Notice("aigc", "wall soon", 5),),
-    roll=Roll("http://127.0.0.1:30002"),
+    roll=RouterMembers("http://127.0.0.1:30002"),
     keys=(ApiKey("qwen38", "0123abcd", Secret("k" * 32)),),
 )
 

@@ -17,10 +17,10 @@ from typing import Any
 
 import pytest
 
-from lodger.command import Secret
-from lodger.serving import smoke
-from lodger.serving.client import Answer, Client, Event, Stream, dig, sse_payloads
-from lodger.serving.smoke import EngineFacts, Expectation
+from lodger.engines.sglang import smoke
+from lodger.engines.sglang.client import Answer, Client, Stream, StreamEvent, dig, sse_payloads
+from lodger.engines.sglang.smoke import EngineFacts, Expectation
+from lodger.host.command import Secret
 
 DATA = Path(__file__).parent / "data" / "smoke"
 EXPECT = Expectation(
@@ -165,8 +165,8 @@ def test_a_connection_that_breaks_in_a_chunk_is_told_as_such(served: Served) -> 
 
 
 def test_an_error_event_in_a_stream_is_a_failed_request() -> None:
-    end = Event(0.2, {"choices": [{"delta": {}, "finish_reason": "stop"}]})
-    stream = Stream(Answer(200, "", 0.3), (Event(0.1, {"error": {"message": "ran out of pages"}}), end), done=True)
+    end = StreamEvent(0.2, {"choices": [{"delta": {}, "finish_reason": "stop"}]})
+    stream = Stream(Answer(200, "", 0.3), (StreamEvent(0.1, {"error": {"message": "ran out of pages"}}), end), done=True)
     assert "ran out of pages" in stream.trouble
 
 
@@ -333,7 +333,7 @@ def test_a_setting_of_the_worker_itself_is_named_where_it_stands() -> None:
 
 
 def test_a_server_that_answers_nothing_ends_the_smoke_test_at_once() -> None:
-    told: list[smoke.Check] = []
+    told: list[smoke.SmokeCheck] = []
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
     with Client(f"http://127.0.0.1:{port}") as client:

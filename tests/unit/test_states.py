@@ -9,20 +9,34 @@ from typing import Any
 
 import pytest
 
-from lodger import facts
-from lodger.command import Command, Transport
-from lodger.facts import Fact, Facts, Folder, HostFile
-from lodger.footprint import Owner
-from lodger.nvidia import cuda_of_driver, version_key
+from lodger.host import facts
+from lodger.host.command import Command, Transport
+from lodger.host.facts.base import Fact, Facts
+from lodger.host.facts.deployed import HostFile
+from lodger.host.facts.weights import Folder
+from lodger.host.nvidia import cuda_of_driver, version_key
+from lodger.host.ownership import Owner
+from lodger.release.manifest import manifest_text, services
+from lodger.release.service import Service
 from lodger.states.base import Action, Blocker, Check, NoUndo, State
-from lodger.states.host import HostFit
-from lodger.states.image import ImagePresent, WeightsPresent
-from lodger.states.neighbour import NeighbourReplaced, NeighbourRestored, recorded
-from lodger.states.paused import NeighbourPaused, ServiceStopped
-from lodger.states.release import Content, Pruned, ReleaseCurrent, ReleaseStaged, archive, manifest
-from lodger.states.served import Smoked
-from lodger.states.service import GpusFree, Managed, ServiceGone, ServiceInstalled, ServiceReady, cause_in, phase, services
-from lodger.states.standing import Standing
+from lodger.states.gpus_free import GpusFree
+from lodger.states.host_fit import HostFit
+from lodger.states.image_present import ImagePresent
+from lodger.states.neighbour_paused import NeighbourPaused
+from lodger.states.neighbour_record import recorded
+from lodger.states.neighbour_replaced import NeighbourReplaced
+from lodger.states.neighbour_restored import NeighbourRestored
+from lodger.states.neighbour_status import NeighbourStatus
+from lodger.states.old_releases_pruned import OldReleasesPruned
+from lodger.states.release_current import ReleaseCurrent
+from lodger.states.release_staged import Content, ReleaseStaged, archive
+from lodger.states.service_base import cause_in, phase
+from lodger.states.service_gone import ServiceGone
+from lodger.states.service_installed import ServiceInstalled
+from lodger.states.service_ready import ServiceReady
+from lodger.states.service_stopped import ServiceStopped
+from lodger.states.smoke_passed import SmokePassed
+from lodger.states.weights_present import WeightsPresent
 from tests.unit.readings import (
     HOST,
     base,
@@ -231,7 +245,7 @@ def test_weights_are_only_looked_at(folder: Folder, size: int | None, said: str)
 # ---------------------------------------------------------------- release_staged
 
 FILES = {"worker-a/compose.yml": Content("x: 1\n"), f"units/{A.unit}": Content("[Unit]\n")}
-MANIFEST = manifest("ab12", HOST, "r1", [A], {})
+MANIFEST = manifest_text("ab12", HOST, "r1", [A], {})
 STAGED = ReleaseStaged("ab12", FILES, MANIFEST)
 ROOT = "/opt/lodger/releases/ab12"
 
@@ -260,7 +274,7 @@ def test_a_release_that_stands_as_it_should_is_satisfied() -> None:
         ("manifest.json", None, "is missing"),
         ("manifest.json", HostFile("{", 0o644, "root"), "was changed"),
         ("manifest.json", HostFile("[]", 0o644, "root"), "was changed"),
-        ("manifest.json", HostFile(manifest("ab12", HOST, "r1", [replace(A, port=1)], {}), 0o644, "root"), "was changed"),
+        ("manifest.json", HostFile(manifest_text("ab12", HOST, "r1", [replace(A, port=1)], {}), 0o644, "root"), "was changed"),
         ("worker-a/extra", HostFile("", 0o644, "root"), "does not belong to the release"),
     ],
 )
@@ -269,7 +283,7 @@ def test_a_release_edited_by_hand_is_found(path: str, file: HostFile | None, sai
 
 
 def test_the_same_release_from_a_later_revision_is_the_same() -> None:
-    later = HostFile(manifest("ab12", HOST, "r2", [A], {}), 0o644, "root")
+    later = HostFile(manifest_text("ab12", HOST, "r2", [A], {}), 0o644, "root")
     assert STAGED.missing(staged(**{"manifest.json": later})) == ""
 
 
@@ -362,7 +376,7 @@ def test_the_newest_three_releases_are_kept_and_the_history_says_so_first() -> N
     files = {path: file for name, service in images.items() for path, file in release_files(name, service).items()}
     files |= record("images", "sglang@1\nsglang@2\nsglang@5\n")
     read = history("r1", "r2", "r3", "r4", "r5", files=files)
-    state = Pruned("r5")
+    state = OldReleasesPruned("r5")
     assert state.missing(read) == "release r1 is no longer needed"
     actions = state.act(read)
     assert written(actions, "/opt/lodger/history") == "r3\nr4\nr5\n"
@@ -370,7 +384,7 @@ def test_the_newest_three_releases_are_kept_and_the_history_says_so_first() -> N
     assert [line for line in shown(actions) if "image rm" in line] == ["docker image rm sglang@1", "docker image rm sglang@2"]
     assert written(actions, "/var/lib/lodger/images") == "sglang@5\n"
     assert all(action.ok == (0, 1) for action in actions if "image rm" in action.script)
-    assert Pruned("r5").missing(history("r3", "r4", "r5")) == ""
+    assert OldReleasesPruned("r5").missing(history("r3", "r4", "r5")) == ""
 
 
 def test_an_image_that_lodger_did_not_pull_or_that_a_kept_release_uses_stays() -> None:
@@ -380,26 +394,26 @@ def test_an_image_that_lodger_did_not_pull_or_that_a_kept_release_uses_stays() -
         for path, file in release_files(f"r{number}", worker("a", image="shared@1")).items()
     }
     read = history("r1", "r2", "r3", "r4", files=files | record("images", "shared@1\n"))
-    assert "image rm" not in scripts(Pruned("r4").act(read))
+    assert "image rm" not in scripts(OldReleasesPruned("r4").act(read))
     read = history("r1", "r2", "r3", "r4", files=files)
-    assert "image rm" not in scripts(Pruned("r4").act(read))
+    assert "image rm" not in scripts(OldReleasesPruned("r4").act(read))
 
 
 def test_a_release_deployed_again_counts_once_and_a_rollback_never_stands_still() -> None:
     files = {path: file for name in ("a1", "b2", "c3", "d4") for path, file in release_files(name, A).items()}
     read = history("a1", "b2", "a1", "c3", "d4", files=files)
-    actions = Pruned("d4").act(read)
+    actions = OldReleasesPruned("d4").act(read)
     assert written(actions, "/opt/lodger/history") == "a1\nc3\nd4\n"
     assert removed(actions[1]) == "rm -rf /opt/lodger/releases/b2"
 
 
 def test_releases_that_were_only_staged_are_pruned_too() -> None:
-    assert Pruned("r1").missing(history("r1", stored=("r1", "f0"))) == "release f0 is no longer needed"
+    assert OldReleasesPruned("r1").missing(history("r1", stored=("r1", "f0"))) == "release f0 is no longer needed"
 
 
 def test_with_no_release_left_nothing_of_ours_is_kept_but_the_images() -> None:
     read = readings(base(deployed=deployed(stored=("r1",), files=release_files("r1", A) | record("images", "sglang@1\n"))))
-    assert [removed(one) for one in Pruned("").act(read)] == ["rm -rf /opt/lodger/releases/r1"]
+    assert [removed(one) for one in OldReleasesPruned("").act(read)] == ["rm -rf /opt/lodger/releases/r1"]
 
 
 # ---------------------------------------------------------------- neighbour_replaced, neighbour_restored
@@ -440,14 +454,14 @@ DISABLED = (
 def test_a_unit_is_replaced_after_its_record_is_written_and_never_deleted() -> None:
     actions = REPLACED.act(with_unit(VLLM))
     note = written(actions, f"/var/lib/lodger/{UNIT_RECORD}")
-    assert recorded(deployed(files=record(UNIT_RECORD, note))) == [Standing("unit", "vllm-qwen.service", True, True)]
+    assert recorded(deployed(files=record(UNIT_RECORD, note))) == [NeighbourStatus("unit", "vllm-qwen.service", True, True)]
     assert shown(actions)[1:] == [DISABLED]
     assert REPLACED.stops(with_unit(VLLM)) == ["unit vllm-qwen.service"]
     assert REPLACED.touched(with_unit(VLLM)) == {Owner("unit", "vllm-qwen.service")}
 
 
 def test_the_first_record_of_a_neighbour_stays() -> None:
-    first = record(UNIT_RECORD, json.dumps(asdict(Standing("unit", "vllm-qwen.service", True, True))))
+    first = record(UNIT_RECORD, json.dumps(asdict(NeighbourStatus("unit", "vllm-qwen.service", True, True))))
     enabled_only = with_unit(replace(VLLM, active="inactive"), deployed=deployed(files=first))
     assert shown(REPLACED.act(enabled_only)) == [DISABLED]
 
@@ -539,7 +553,7 @@ def test_a_project_is_stopped_last_first_and_started_first_first() -> None:
     assert state.undone(read, half) == "app-web-1 is not running again"
 
 
-RESTORED = NeighbourRestored(Standing("unit", "vllm-qwen.service", True, True))
+RESTORED = NeighbourRestored(NeighbourStatus("unit", "vllm-qwen.service", True, True))
 OWED = deployed(files=record(UNIT_RECORD, "{}"))
 DOWN = replace(VLLM, active="inactive", file_state="disabled", main_pid=0)
 
@@ -574,7 +588,7 @@ def test_a_restored_neighbour_is_enabled_started_and_the_record_spent_last() -> 
 
 
 def test_a_neighbour_that_was_off_when_it_was_replaced_is_not_started() -> None:
-    state = NeighbourRestored(Standing("unit", "vllm-qwen.service", active=False, enabled=True))
+    state = NeighbourRestored(NeighbourStatus("unit", "vllm-qwen.service", active=False, enabled=True))
     assert shown(state.act(with_unit(DOWN, deployed=OWED)))[:-1] == ["systemctl enable vllm-qwen.service"]
 
 
@@ -594,7 +608,10 @@ def test_restoring_is_undone_by_taking_it_down_with_its_record() -> None:
 
 
 def test_records_are_read_back_in_order_and_nothing_else_is() -> None:
-    one, two = Standing("compose", "app", True, True, {"b": "no", "a": "always"}, ("b",)), Standing("unit", "z.service")
+    one, two = (
+        NeighbourStatus("compose", "app", True, True, {"b": "no", "a": "always"}, ("b",)),
+        NeighbourStatus("unit", "z.service"),
+    )
     files = record("replaced/unit-z.service.json", json.dumps(asdict(two))) | record("images", "x")
     files |= record("replaced/compose-app.json", json.dumps(asdict(one)))
     assert recorded(deployed(files=files)) == [one, two]
@@ -1134,7 +1151,7 @@ def no_smoke(transport: Transport, address: str, port: int, progress: Any) -> st
     return f"asked {address}:{port}"
 
 
-SMOKED = Smoked(A, HOST, no_smoke)
+SMOKED = SmokePassed(A, HOST, no_smoke)
 
 
 @pytest.mark.parametrize(
@@ -1174,11 +1191,21 @@ def test_services_are_read_back_from_a_manifest() -> None:
     assert services(data, "r1") == {"worker-a": A, "router": router()}
     assert services(data, "") == {}
     with pytest.raises(TypeError):
-        Managed.load({"name": "x", "gpus": []})
+        Service.load({"name": "x", "gpus": []})
 
 
 ALL = [
-    *(FIT, IMAGE, WeightsPresent("m", "/m", 1), STAGED, ReleaseCurrent("r"), Pruned("r"), REPLACED, BY_HAND, RESTORED),
+    *(
+        FIT,
+        IMAGE,
+        WeightsPresent("m", "/m", 1),
+        STAGED,
+        ReleaseCurrent("r"),
+        OldReleasesPruned("r"),
+        REPLACED,
+        BY_HAND,
+        RESTORED,
+    ),
     *(NeighbourReplaced("compose", "app"), INSTALLED, FREE, READY, GONE, SMOKED),
 ]
 

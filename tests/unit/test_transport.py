@@ -9,8 +9,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from lodger import paths
-from lodger.transport import whole
+from lodger.host import paths
+from lodger.host.ssh import whole
 
 CUT = 74
 

@@ -14,17 +14,19 @@ from pathlib import Path
 
 import pytest
 
-from lodger import inventory, lock, paths
-from lodger.command import Command, Result
+from lodger import inventory
 from lodger.errors import ConnectionFailed, ConnectionLost, Refused, StateFailed
+from lodger.host import paths
+from lodger.host.command import Command, Result
 from lodger.inventory import Host
-from lodger.lock import TTL, Owner
-from lodger.runs import router_host
-from lodger.turns import Turns
+from lodger.locks import host_lock
+from lodger.locks.host_lock import TTL, LockOwner
+from lodger.locks.pool_lock import PoolLock
+from lodger.run.session import router_host
 
 MACHINE = "0" * 32
-ME = lock.me("ops", "run-1")
-OTHER = Owner("eve", "run-2", 17, 900, "machine-b")
+ME = host_lock.me("ops", "run-1")
+OTHER = LockOwner("eve", "run-2", 17, 900, "machine-b")
 
 
 class Shell:
@@ -52,7 +54,7 @@ class Shell:
     def lock(self) -> Path:
         return self.folder / "var/lock-q"
 
-    def hold(self, owner: Owner, age: float = 0) -> None:
+    def hold(self, owner: LockOwner, age: float = 0) -> None:
         self.lock.parent.mkdir(exist_ok=True)
         self.lock.write_text(owner.text() + "\n")
         os.utime(self.lock, (time.time() - age,) * 2)
@@ -74,7 +76,7 @@ class Run:
         self,
         router: Shell,
         *,
-        me: Owner = ME,
+        me: LockOwner = ME,
         here: bool = False,
         fails: bool = False,
         patience: float = 10,
@@ -88,7 +90,7 @@ class Run:
         host = inventory.load(Path(__file__).parents[2] / "hosts").hosts["node2"].model_copy(update={"machine_id": MACHINE})
         own = router if here else Shell("node1", router.folder.parent / "node1")
         told, routers = self.notes.append, {"q": host, "r": host}
-        self.turns = Turns(me, own, routers, self._connect, told, poll=0.05, patience=patience, break_lock=break_lock)
+        self.turns = PoolLock(me, own, routers, self._connect, told, poll=0.05, patience=patience, break_lock=break_lock)
 
     def _connect(self, host: Host) -> Shell:
         self.connected += 1
@@ -229,7 +231,7 @@ def test_a_turn_whose_owner_is_silent_is_refused_before_it_is_taken(router: Shel
 
 
 @pytest.mark.parametrize("owner", [OTHER, replace(ME, run="run-0", started=ME.started - 1), None])
-def test_a_turn_that_can_be_had_in_time_refuses_nothing(owner: Owner | None, router: Shell) -> None:
+def test_a_turn_that_can_be_had_in_time_refuses_nothing(owner: LockOwner | None, router: Shell) -> None:
     """A live one is waited for; that of one's own dead run, however old, is taken over."""
     if owner is not None:
         router.hold(owner, age=TTL - 60 if owner is OTHER else TTL + 60)
@@ -298,7 +300,7 @@ def test_on_another_machine_than_the_one_that_is_meant_nothing_is_written(tmp_pa
 
 
 def test_a_turn_is_renewed_while_it_lasts(router: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lock, "RENEWAL", 0.05)
+    monkeypatch.setattr(host_lock, "RENEWAL", 0.05)
     run = Run(router)
     run.take()
     router.hold(ME, age=100)
@@ -310,9 +312,9 @@ def test_a_turn_is_renewed_while_it_lasts(router: Shell, monkeypatch: pytest.Mon
     ("other", "now"), [(OTHER, r"eve \(pid 17\), run run-2 has it now"), (None, "no renewal got through for too long")]
 )
 def test_a_turn_that_somebody_else_took_is_noticed(
-    other: Owner | None, now: str, router: Shell, monkeypatch: pytest.MonkeyPatch
+    other: LockOwner | None, now: str, router: Shell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lock, "RENEWAL", 0.05)
+    monkeypatch.setattr(host_lock, "RENEWAL", 0.05)
     run = Run(router)
     run.take("r", "q")
     run.turns.check()
@@ -331,7 +333,7 @@ def test_a_turn_that_somebody_else_took_is_noticed(
 def test_a_run_that_was_cut_off_from_its_turn_connects_again_and_hears_who_has_it(
     router: Shell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lock, "RENEWAL", 0.05)
+    monkeypatch.setattr(host_lock, "RENEWAL", 0.05)
     run = Run(router)
     run.take()
     run.fails, router.lost = True, True
@@ -347,7 +349,7 @@ def test_a_run_that_was_cut_off_from_its_turn_connects_again_and_hears_who_has_i
 
 
 def test_a_renewal_that_the_disk_refuses_is_no_loss(router: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lock, "RENEWAL", 0.05)
+    monkeypatch.setattr(host_lock, "RENEWAL", 0.05)
     monkeypatch.setattr(router, "refused", "touch() { false; }\n")
     run = Run(router)
     run.take()

@@ -7,10 +7,11 @@ import subprocess
 
 import pytest
 
-from lodger import facts
-from lodger.facts import Facts
+from lodger.host import facts
+from lodger.host.facts.base import Facts
 from lodger.states.base import NoUndo
-from lodger.states.paused import NeighbourTold, NeighbourWarned
+from lodger.states.neighbour_told import NeighbourTold
+from lodger.states.neighbour_warned import NeighbourWarned
 from tests.unit.readings import base, deployed, readings, record
 
 BEGAN = 1_700_000_000

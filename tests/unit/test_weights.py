@@ -22,14 +22,14 @@ from lab.hub import server as hub_server
 from lodger import inventory
 from lodger.capacity import checkpoint
 from lodger.checkout import ROOT
-from lodger.command import Command, Result
 from lodger.errors import Refused
+from lodger.host.command import Command, Result
 from lodger.inventory import Model
-from lodger.runs import _NoLog
-from lodger.weights import host, hub, kept, plan, progress
-from lodger.weights.fetch import Fetch, Options
+from lodger.run.session import _NoLog
+from lodger.weights import host, hub, model_files, plan, progress
+from lodger.weights.fetch import Fetch, FetchOptions
 from lodger.weights.hub import Hash, HubError, Listed, Listing, Response
-from lodger.weights.plan import Found, Manifest, Plan, Planned, Source
+from lodger.weights.plan import FetchManifest, FetchPlan, FoundFolder, Planned, Source
 
 SHA, SHA1 = "a" * 64, "b" * 40
 COMMIT, OTHER = "c" * 40, "d" * 40
@@ -238,8 +238,8 @@ def test_a_listing_that_is_not_believed(paths: list[str], what: str) -> None:
 # ---------------------------------------------------------------- plans
 
 
-def a_plan(*files: Planned) -> Plan:
-    return Plan("m", "/data/models", "M", "huggingface", REPO, "", COMMIT, files)
+def a_plan(*files: Planned) -> FetchPlan:
+    return FetchPlan("m", "/data/models", "M", "huggingface", REPO, "", COMMIT, files)
 
 
 def listing(source: str, commit: str, **files: tuple[int, Hash]) -> Listing:
@@ -318,12 +318,12 @@ def test_a_hub_that_is_away_costs_neither_the_fetch_that_was_begun_nor_long_wait
     name, node1 = "qwen3.8-27b-fp8", fleet.hosts["node1"]
     model = fleet.models[name].model_copy(update={"source": REPO, "revision": COMMIT})
 
-    def plan_with(huggingface: int, connection: Any) -> Plan:
+    def plan_with(huggingface: int, connection: Any) -> FetchPlan:
         urls = {"modelscope": f"http://127.0.0.1:{living.server_address[1]}/modelscope"}
         urls["huggingface"] = f"http://127.0.0.1:{huggingface}/huggingface"
         one = fleet.model_copy(update={"weights": fleet.weights.model_copy(update={"endpoints": urls})})
         screen = progress.Screen(bars=False)
-        return Fetch(one, node1, connection, _NoLog(), screen, Options(), None)._from_hubs(model)
+        return Fetch(one, node1, connection, _NoLog(), screen, FetchOptions(), None)._from_hubs(model)
 
     monkeypatch.setattr(host, "HOME", str(tmp_path))
     before = plan_with(living.server_address[1], Local())
@@ -363,13 +363,13 @@ def test_the_same_bytes_keep_their_place_whoever_gives_them() -> None:
 
 # ---------------------------------------------------------------- what is on the host
 
-MANIFEST = Manifest({"commit": COMMIT, "revision": "-"}, {"a": (Hash("sha256", SHA), 5, 1000)})
+MANIFEST = FetchManifest({"commit": COMMIT, "revision": "-"}, {"a": (Hash("sha256", SHA), 5, 1000)})
 
 
 def found(
     files: Mapping[str, tuple[str, int, int]] | None = None, *, half: Mapping[str, int] | None = None, free: int = 10**9
-) -> Found:
-    return Found("/data/models/M", "/data/models", dict(files or {}), dict(half or {}), free)
+) -> FoundFolder:
+    return FoundFolder("/data/models/M", "/data/models", dict(files or {}), dict(half or {}), free)
 
 
 def test_a_folder_is_read_from_the_host_as_it_is(tmp_path: Path) -> None:
@@ -455,7 +455,7 @@ def test_a_folder_of_our_name_that_is_not_ours_is_refused(own: str, refused: boo
 def test_a_folder_behind_a_link_is_refused() -> None:
     with pytest.raises(Refused, match="symbolic link"):
         plan.refuse(a_plan(), None, replace(found(), real="/srv/elsewhere"), overwrite=True)
-    plan.refuse(a_plan(), None, Found("/gluster/M", "/gluster", {}, {}, 1), overwrite=False)
+    plan.refuse(a_plan(), None, FoundFolder("/gluster/M", "/gluster", {}, {}, 1), overwrite=False)
 
 
 # ---------------------------------------------------------------- what is kept beside the inventory
@@ -475,8 +475,8 @@ def test_only_what_is_not_kept_as_it_is_listed_is_read(kind: str, there: str | N
     if there is not None:
         (tmp_path / "config.json").write_text(there)
     one = a_plan(Planned("config.json", 23, Hash(kind, OF_CONFIG[kind])), Planned("README.md", 1, Hash("none")))
-    assert kept.unread(one, tmp_path) == wanted
-    assert kept.unread(a_plan(Planned("config.json", 23, Hash("none"))), tmp_path) == ["config.json"]
+    assert model_files.unread(one, tmp_path) == wanted
+    assert model_files.unread(a_plan(Planned("config.json", 23, Hash("none"))), tmp_path) == ["config.json"]
 
 
 @pytest.mark.parametrize(
@@ -496,21 +496,21 @@ def test_a_published_file_replaces_a_reconstructed_one_and_no_other(
     if before is not None:
         path.parent.mkdir()
         path.write_text(before)
-    assert said in kept.keep(path, CONFIG)
+    assert said in model_files.keep(path, CONFIG)
     assert path.read_text() == after
-    assert kept.keep(path, after) == ""
+    assert model_files.keep(path, after) == ""
 
 
 def test_a_model_in_a_single_file_gets_an_index_that_capacity_understands(tmp_path: Path) -> None:
     """Without one, every later task ended with a mistake of the inventory that nobody could mend."""
     one = a_plan(*(Planned(path, size, Hash("none")) for path, size in (("model.safetensors", 3_848_000_000), ("x.txt", 9))))
     folder = tmp_path / "qwen3.8-27b-dflash2"
-    kept.keep(folder / kept.INDEX, kept.index(one))
+    model_files.keep(folder / model_files.INDEX, model_files.index(one))
     (folder / "config.json").write_text((Path(__file__).parents[2] / "hosts/models" / folder.name / "config.json").read_text())
     known = checkpoint.read(tmp_path, folder.name)
     assert known is not None
     assert known.weight_bytes == 3_848_000_000
-    assert json.loads(kept.index(a_plan(Planned("model.bin", 5, Hash("none")))))["metadata"]["total_size"] == 5
+    assert json.loads(model_files.index(a_plan(Planned("model.bin", 5, Hash("none")))))["metadata"]["total_size"] == 5
 
 
 # ---------------------------------------------------------------- progress

@@ -15,10 +15,11 @@ from pathlib import Path
 
 import pytest
 
-from lodger import witness
-from lodger.command import Command, Result
 from lodger.errors import ConnectionLost, UsageError
-from lodger.inventory import Fleet, load
+from lodger.host.command import Command, Result
+from lodger.inventory import Fleet
+from lodger.inventory.load import load
+from lodger.run import witness
 
 ROOT = Path(__file__).resolve().parents[2]
 

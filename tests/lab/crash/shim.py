@@ -18,8 +18,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from lodger import cli, transport
-from lodger.command import Command, Result
+from lodger.host import ssh
+from lodger.host.command import Command, Result
+from lodger.tasks import program
 
 READS = {"read the facts", "renew the lock", "unlock", "a witness looks", "take the pool's turn", "give the pool's turn back"}
 
@@ -33,7 +34,7 @@ class Blow:
         self.by_words = not command.lstrip("-").isdigit()
         self.found = False
 
-    def strike(self, connection: transport.Ssh) -> None:
+    def strike(self, connection: ssh.Ssh) -> None:
         """Do it."""
         now = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
         (self.mailbox / "struck").write_text(now)
@@ -51,7 +52,7 @@ class Blow:
     def around(self, run: Callable[..., Result]) -> Callable[..., Result]:
         """Wrap ``Ssh.run``."""
 
-        def wrapped(connection: transport.Ssh, command: Command, on_line: Callable[[str], None] | None = None) -> Result:
+        def wrapped(connection: ssh.Ssh, command: Command, on_line: Callable[[str], None] | None = None) -> Result:
             if command.why in READS:
                 return run(connection, command, on_line)
             number, self.count = str(self.count), self.count + 1
@@ -75,9 +76,9 @@ def main() -> None:
     """Run the task with the blow in place."""
     kind, command, phase, delay, mailbox, _, *words = sys.argv[1:]
     blow = Blow(kind, command, phase, float(delay), Path(mailbox))
-    transport.Ssh.run = blow.around(transport.Ssh.run)  # type: ignore[method-assign]  # that is the point
+    ssh.Ssh.run = blow.around(ssh.Ssh.run)  # type: ignore[method-assign]  # that is the point
     sys.argv = ["lodger", *words]
-    cli.main()
+    program.main()
 
 
 if __name__ == "__main__":

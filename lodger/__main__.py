@@ -1,0 +1,5 @@
+"""`python -m lodger`: what `./ops` starts."""
+
+from lodger.tasks.program import main
+
+main()

@@ -1,0 +1,29 @@
+"""How a check says what it found."""
+
+from __future__ import annotations
+
+from lodger.checks.doctor.report import DoctorFinding, DoctorSeverity
+
+
+def error_finding(what: str, measured: str, todo: str) -> DoctorFinding:
+    return DoctorFinding(DoctorSeverity.ERROR, what, measured, todo)
+
+
+def warning_finding(what: str, measured: str, todo: str) -> DoctorFinding:
+    return DoctorFinding(DoctorSeverity.WARNING, what, measured, todo)
+
+
+def note_finding(what: str, measured: str, todo: str) -> DoctorFinding:
+    return DoctorFinding(DoctorSeverity.NOTE, what, measured, todo)
+
+
+def ok_finding(what: str, measured: str = "") -> DoctorFinding:
+    return DoctorFinding(DoctorSeverity.OK, what, measured)
+
+
+def span(seconds: float) -> str:
+    return f"{seconds / 86400:.1f} days" if seconds > 86400 else f"{seconds / 3600:.1f} hours"
+
+
+def gib(size: float) -> str:
+    return f"{size / 2**30:.1f} GiB"

@@ -1,0 +1,259 @@
+"""A small client of an OpenAI-compatible SGLang server, reached through a local (forwarded) port.
+
+What the server does is a value, never an exception: an error body, a refused connection and a stream that breaks off
+are all answers to look at. Shapes are those of SGLang 0.5.17 to 0.5.19, as recorded.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from types import TracebackType
+from typing import Any
+
+from lodger.host.command import Secret
+
+# A forwarded port always accepts; what takes long is the far side, which the deadline of the request covers.
+_CONNECT_TIMEOUT = 10.0
+_MAX_BODY = 64 * 1024 * 1024
+
+
+def dig(value: Any, *path: str | int) -> Any:
+    """Return what lies at ``path`` in parsed JSON, None as soon as a step is not there."""
+    for step in path:
+        if isinstance(step, int):
+            value = value[step] if isinstance(value, list) and -len(value) <= step < len(value) else None
+        else:
+            value = value.get(step) if isinstance(value, dict) else None
+    return value
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A whole response: ``status`` (0 when none came), its text, how long it took (s).
+
+    ``problem`` is one phrase that says why no whole response came, empty when one did.
+    """
+
+    status: int
+    text: str = field(repr=False)  # /server_info tells the server's keys
+    seconds: float
+    problem: str = ""
+
+    @cached_property
+    def body(self) -> Any:
+        """The text as parsed JSON, None when it is not JSON."""
+        return _parsed(self.text)
+
+    @property
+    def ok(self) -> bool:
+        """Whether a whole response came, with status 200."""
+        return self.status == 200 and not self.problem
+
+    @property
+    def trouble(self) -> str:
+        """One phrase for what is wrong with the exchange itself; empty when it went well."""
+        if self.problem:
+            return self.problem
+        if self.status == 200:
+            return ""
+        said = dig(self.body, "message") or dig(self.body, "error", "message") or dig(self.body, "error") or self.text
+        return f"HTTP {self.status}: {str(said).strip()[:300] or 'no body'}"
+
+
+@dataclass(frozen=True)
+class StreamEvent:
+    """One parsed event of a stream: the JSON chunk, and when it came (s after the request was sent)."""
+
+    at: float
+    chunk: Any
+
+
+@dataclass(frozen=True)
+class Stream:
+    """A streamed chat: the events, whether ``[DONE]`` came, and the answer as a whole in ``answer``.
+
+    A server that dies in the middle leaves HTTP 200, some chunks, and nothing else: only ``complete`` tells.
+    """
+
+    answer: Answer
+    events: tuple[StreamEvent, ...] = ()
+    done: bool = False
+
+    @property
+    def complete(self) -> bool:
+        """Whether the stream has its proper end: a chunk with a finish reason, then ``[DONE]``, and no error event."""
+        return self.answer.ok and self.done and self.finish_reason is not None and self.error is None
+
+    @property
+    def trouble(self) -> str:
+        """One phrase for what is wrong with the stream; empty when it is complete."""
+        if self.complete:
+            return ""
+        if self.answer.trouble:
+            return self.answer.trouble
+        if self.error is not None:
+            return f"an error event in the stream: {self.error[:300]}"
+        missing = "no final chunk with a finish reason" if self.finish_reason is None else "no [DONE]"
+        return f"the stream ended with HTTP 200 after {len(self.events)} chunks but {missing}"
+
+    @property
+    def finish_reason(self) -> str | None:
+        """The reason given by the final chunk, None when there was no such chunk."""
+        reasons = [dig(event.chunk, "choices", 0, "finish_reason") for event in self.events]
+        return next((str(reason) for reason in reversed(reasons) if reason), None)
+
+    @property
+    def error(self) -> str | None:
+        """What an error event said, None when there was none."""
+        for event in self.events:
+            said = dig(event.chunk, "error")
+            if said:
+                return str(dig(said, "message") or said)
+        return None
+
+    @property
+    def content(self) -> str:
+        """The visible text, put together."""
+        return self._joined("content")
+
+    @property
+    def reasoning(self) -> str:
+        """The thinking, put together."""
+        return self._joined("reasoning_content")
+
+    @property
+    def usage(self) -> Any:
+        """The usage object of the last chunk that has one (its ``choices`` is empty), None without one."""
+        return next((found for event in reversed(self.events) if (found := dig(event.chunk, "usage"))), None)
+
+    @property
+    def ttft_s(self) -> float | None:
+        """Seconds from sending the request to the first token of any kind; the opening chunk with only a role is none."""
+        return self._token_times[0] if self._token_times else None
+
+    @property
+    def tokens_per_s(self) -> float | None:
+        """Tokens per second from the first token to the last, by the server's own count; None when it gave none."""
+        count = dig(self.usage, "completion_tokens")
+        if not isinstance(count, int) or count < 2 or not self._token_times:
+            return None
+        span = self._token_times[-1] - self._token_times[0]
+        return (count - 1) / span if span > 0 else None
+
+    @cached_property
+    def _token_times(self) -> list[float]:
+        kinds = ("content", "reasoning_content", "tool_calls")
+        return [e.at for e in self.events if any(dig(e.chunk, "choices", 0, "delta", kind) for kind in kinds)]
+
+    def _joined(self, kind: str) -> str:
+        return "".join(str(dig(event.chunk, "choices", 0, "delta", kind) or "") for event in self.events)
+
+
+def sse_payloads(blocks: Iterator[bytes]) -> Iterator[str]:
+    """Yield the data of each server-sent event in ``blocks`` of bytes as they come, however they are cut.
+
+    Lines end at LF or CRLF only: the engine does not escape other characters that Unicode calls line ends, so that
+    splitting text by lines would tear an event apart.
+    """
+    rest = b""
+    for block in blocks:
+        *lines, rest = (rest + block).split(b"\n")
+        for line in lines:
+            if line.startswith(b"data:"):
+                yield line[5:].strip().decode("utf-8", "replace")
+
+
+class Client:
+    """A server at ``base_url`` (``http://127.0.0.1:PORT``). Safe to use from several threads; close it, or use ``with``.
+
+    Every call has a deadline in seconds for the whole exchange. A silent server is given up when it is reached, one that
+    trickles at its first bytes after it, so that no call takes more than twice its deadline.
+    """
+
+    def __init__(self, base_url: str, api_key: Secret | None = None) -> None:
+        import httpx  # noqa: PLC0415  (costs 0.1 s, which `--list` and a deploy that changes nothing need not pay)
+
+        headers = {"Authorization": f"Bearer {api_key.reveal()}"} if api_key else {}
+        self.base_url = base_url
+        # trust_env: a proxy in the operator's environment must not stand before a forwarded port. No connection is kept:
+        # the server closes idle ones, and a request that meets one being closed would look like a failing engine.
+        self._http = httpx.Client(
+            base_url=base_url, headers=headers, trust_env=False, limits=httpx.Limits(max_keepalive_connections=0)
+        )
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close what is open; the client is of no use afterwards."""
+        self._http.close()
+
+    def get(self, path: str, deadline: float = 10.0) -> Answer:
+        """GET ``path``."""
+        return self._exchange("GET", path, None, deadline).answer
+
+    def chat(self, body: Mapping[str, Any], deadline: float = 60.0) -> Answer:
+        """Send a chat completion and wait for the whole reply."""
+        return self._exchange("POST", "/v1/chat/completions", {**body, "stream": False}, deadline).answer
+
+    def stream(self, body: Mapping[str, Any], deadline: float = 60.0) -> Stream:
+        """Send a chat completion, streamed and with usage, and take in its events until the end or the deadline."""
+        options = {"stream": True, "stream_options": {"include_usage": True}}
+        return self._exchange("POST", "/v1/chat/completions", {**body, **options}, deadline)
+
+    def _exchange(self, method: str, path: str, body: Mapping[str, Any] | None, deadline: float) -> Stream:
+        import httpx  # noqa: PLC0415  (see __init__)
+
+        start = time.monotonic()
+        status, events, done = 0, [], False
+        taken = bytearray()
+
+        def incoming(response: httpx.Response) -> Iterator[bytes]:
+            for block in response.iter_bytes():
+                taken.extend(block)
+                if len(taken) > _MAX_BODY:
+                    raise _GaveUpError(f"the answer is longer than {_MAX_BODY // 2**20} MiB")
+                yield block
+                if time.monotonic() - start > deadline:
+                    raise _GaveUpError(f"no end of the answer within {deadline:g} s")
+
+        problem = ""
+        timeout = httpx.Timeout(deadline, connect=min(deadline, _CONNECT_TIMEOUT))
+        try:
+            with self._http.stream(method, path, json=body, timeout=timeout) as response:
+                status = response.status_code
+                if "text/event-stream" in response.headers.get("content-type", ""):
+                    for payload in sse_payloads(incoming(response)):
+                        if payload == "[DONE]":
+                            done = True
+                            break
+                        events.append(StreamEvent(time.monotonic() - start, _parsed(payload)))
+                else:
+                    for _ in incoming(response):
+                        pass
+        except httpx.TimeoutException:
+            problem = f"no {'more of the ' if status else ''}answer within {deadline:g} s"
+        except _GaveUpError as gave_up:
+            problem = str(gave_up)
+        except (httpx.HTTPError, httpx.StreamError) as failure:
+            problem = f"the connection failed ({failure or type(failure).__name__})"
+        answer = Answer(status, taken.decode("utf-8", "replace"), time.monotonic() - start, problem)
+        return Stream(answer, tuple(events), done)
+
+
+class _GaveUpError(Exception):
+    """The exchange went past a limit of ours."""
+
+
+def _parsed(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return None

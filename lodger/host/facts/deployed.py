@@ -1,0 +1,154 @@
+"""Lodger's own files on a host: releases, records, ledger."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from lodger.errors import Refused
+from lodger.host.facts.base import Fact
+
+# ---------------------------------------------------------------- what is ours
+
+
+@dataclass(frozen=True)
+class HostFile:
+    """A file of ours as it stands on the host."""
+
+    content: str
+    mode: int
+    owner: str
+
+
+def decode_files(text: str) -> dict[str, HostFile]:
+    """Parse lines of ``mode owner base64(path) base64(content)``; raises ValueError on any other line."""
+    files: dict[str, HostFile] = {}
+    for line in text.splitlines():
+        fields = line.split(" ")
+        if len(fields) == 3:
+            fields.append("")
+        mode, owner, path, content = fields
+        try:
+            raw = base64.b64decode(content, validate=True).decode("utf-8", "replace")
+            files[base64.b64decode(path, validate=True).decode()] = HostFile(raw, int(mode, 8), owner)
+        except binascii.Error as error:
+            raise ValueError(f"not base64: {line[:80]}") from error
+    return files
+
+
+def files_snippet(selection: str) -> str:
+    """Return sh that prints the files that the ``find`` arguments ``selection`` choose, for :func:`decode_files`."""
+    return (
+        f"find {selection} -type f -print 2>/dev/null | sort | while IFS= read -r path; do\n"
+        '    printf \'%s %s \' "$(stat -c \'%a %U\' "$path")" "$(printf %s "$path" | base64 -w0)"\n'
+        '    base64 -w0 < "$path"\n    echo\n'
+        "done"
+    )
+
+
+MANIFEST = 1  # the version of a release's manifest
+
+
+@dataclass(frozen=True)
+class Deployed:
+    """Lodger's own files on the host.
+
+    ``current`` is the release the host is recorded to run ("" for none), ``history`` the releases in the order they
+    were deployed (the last is the current one), ``stored`` all that are kept, ``links`` service -> release whose files
+    it runs, ``files`` absolute path -> file for the current release, its units and the records below /var/lib/lodger,
+    ``keys`` the names of the files with keys of pools, whose content is nobody's to read.
+    """
+
+    current: str
+    history: tuple[str, ...]
+    stored: tuple[str, ...]
+    links: Mapping[str, str]
+    files: Mapping[str, HostFile]
+    keys: tuple[str, ...] = ()
+
+    def manifest(self, release: str) -> dict[str, Any]:
+        """Return the manifest of a stored release; raise Refused when it has none, or one that is no manifest."""
+        path = _manifest(release)
+        try:
+            data = json.loads(self.files[path].content)
+        except (KeyError, ValueError) as error:
+            raise self.no_manifest(release, str(error) if path in self.files else "it is not there") from error
+        if not isinstance(data, dict):
+            raise self.no_manifest(release, "it holds no object")
+        if (version := data.get("version", MANIFEST)) != MANIFEST:
+            raise self.no_manifest(release, f"it has version {version}, this Lodger knows {MANIFEST}")
+        return data
+
+    def no_manifest(self, release: str, why: str) -> Refused:
+        """Return the refusal to work with a release whose manifest is missing or says something else."""
+        path = _manifest(release)
+        afresh = f"remove {path.rpartition('/')[0]} and /opt/lodger/current to begin afresh"
+        over = f"take the line {release} out of /opt/lodger/history to pass it over"
+        hint = f"put the file back, or {afresh if release == self.current else over}"
+        return Refused(f"release {release} has no readable manifest", cause=f"{path}: {why}", hint=hint)
+
+    @property
+    def standing(self) -> tuple[object, ...]:
+        """All that says what the host is to run: record, links, units, and which neighbours are owed."""
+        decisive = ("/etc/systemd/system/", "/var/lib/lodger/replaced/")
+        files = {path: file for path, file in self.files.items() if path.startswith(decisive)}
+        return self.current, self.history, dict(self.links), files
+
+    def record(self, name: str) -> str | None:
+        """Return the content of the file ``name`` below /var/lib/lodger, None when there is none."""
+        found = self.files.get(f"/var/lib/lodger/{name}")
+        return found.content if found is not None else None
+
+
+def _manifest(release: str) -> str:
+    return f"/opt/lodger/releases/{release}/manifest.json"
+
+
+def _deployed(text: str) -> Deployed:
+    head, _, rest = text.partition("@files\n")
+    values: dict[str, list[str]] = {}
+    for line in head.splitlines():
+        key, _, value = line.partition("=")
+        values.setdefault(key, []).append(value)
+    links = dict(item.split(" ", 1) for item in values.get("link", []))
+    return Deployed(
+        values.get("current", [""])[0].rpartition("/")[2],
+        tuple(value for value in values.get("history", []) if value),
+        tuple(value for value in values.get("stored", []) if value),
+        {name: target.split("/")[-2] for name, target in links.items() if target.startswith("/opt/lodger/releases/")},
+        decode_files(rest),
+        tuple(value for value in values.get("key", []) if value),
+    )
+
+
+# What is no record is not read: a driver's packages take hundreds of MB.
+_UNREAD = tuple(f"/var/lib/lodger/{name}" for name in ("driver", "fetch", "journal", "lock*", "share", "unfinished.json*"))
+
+DEPLOYED = Fact(
+    "deployed",
+    """echo "current=$(readlink /opt/lodger/current)"
+sed 's/^/history=/' /opt/lodger/history 2>/dev/null
+ls /opt/lodger/releases 2>/dev/null | grep -x '[0-9a-f]*' | sed 's/^/stored=/'
+for link in /opt/lodger/services/*; do [ -L "$link" ] && echo "link=$(basename "$link") $(readlink "$link")"; done
+ls /etc/lodger/keys 2>/dev/null | sed 's/^/key=/'
+echo @files
+"""
+    + files_snippet(
+        "/opt/lodger/releases /etc/systemd/system /var/lib/lodger -maxdepth 3 "
+        r"\( -path '/etc/systemd/system/*' ! -path '/etc/systemd/system/lodger-*' "
+        + " ".join(f"-o -path '{path}'" for path in _UNREAD)
+        + r" \) -prune -o -size -1024k"
+    ),
+    _deployed,
+)
+
+# An empty file is no missing one: what it said of the things to put back is lost.
+LEDGER = Fact(
+    "ledger",
+    "f=/var/lib/lodger/unfinished.json; [ ! -e $f ] || { [ -s $f ] && cat $f || echo 'nothing in it'; }",
+    lambda text: text.strip(),
+)

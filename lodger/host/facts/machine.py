@@ -1,0 +1,289 @@
+"""The machine: ids, units, programs, ports, processes, mounts, disks."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from lodger.host.command import quote
+from lodger.host.facts.base import Fact
+
+# ---------------------------------------------------------------- the machine
+
+
+@dataclass(frozen=True)
+class Machine:
+    """The machine itself: ids in hex, uptime in seconds, clock in seconds since 1970 and as ``HH:MM`` where it stands."""
+
+    machine_id: str
+    boot_id: str
+    hostname: str
+    kernel: str
+    uptime: float
+    clock: float
+    systemd: int
+    local_time: str
+
+
+def _machine(text: str) -> Machine:
+    machine_id, boot_id, hostname, kernel, uptime, clock, local, systemd = text.split("\n")[:8]
+    return Machine(
+        machine_id, boot_id, hostname, kernel, float(uptime.split()[0]), float(clock), int(systemd.split()[1]), local
+    )
+
+
+MACHINE = Fact(
+    "machine",
+    "cat /etc/machine-id /proc/sys/kernel/random/boot_id; uname -n; uname -r; cat /proc/uptime; date +%s; date +%H:%M\n"
+    "systemctl --version | head -n 1",
+    _machine,
+)
+
+SYSTEM = Fact("system", "systemctl is-system-running || true", lambda text: text.strip())
+
+CURL = Fact("curl", "command -v curl >/dev/null && echo yes || echo no", lambda text: text.strip() == "yes")
+
+
+@dataclass(frozen=True)
+class Unit:
+    """A systemd unit as ``systemctl show`` has it. ``restarts`` counts systemd's own restarts since it was started."""
+
+    id: str
+    active: str
+    sub: str
+    file_state: str
+    fragment: str
+    result: str
+    main_pid: int
+    restarts: int
+    started: str
+    timer_driven: bool
+    type: str
+
+    @property
+    def given_up(self) -> str:
+        """That it failed and systemd starts it no more, in words; "" otherwise, between two restarts too."""
+        return f"{self.id} failed ({self.result}) and is not started again" if self.active == self.sub == "failed" else ""
+
+
+def _units(text: str) -> dict[str, Unit]:
+    units: dict[str, Unit] = {}
+    for block in re.split(r"\n\s*\n", text.strip()):
+        values = dict(line.split("=", 1) for line in block.splitlines() if "=" in line)
+        if "Id" not in values:
+            continue
+        units[values["Id"]] = Unit(
+            values["Id"],
+            values.get("ActiveState", ""),
+            values.get("SubState", ""),
+            values.get("UnitFileState", ""),
+            values.get("FragmentPath", ""),
+            values.get("Result", ""),
+            int(values.get("MainPID") or 0),
+            int(values.get("NRestarts") or 0),
+            values.get("ActiveEnterTimestampMonotonic", ""),
+            ".timer" in values.get("TriggeredBy", ""),
+            values.get("Type", ""),
+        )
+    return units
+
+
+_SHOW = (
+    "systemctl show --no-pager -p Id,ActiveState,SubState,UnitFileState,FragmentPath,Result,MainPID,NRestarts"
+    ",ActiveEnterTimestampMonotonic,TriggeredBy,Type"
+)
+UNITS = Fact(
+    "units",
+    # Unloaded unit files of ours count too: an enabled unit that is not active is not in the list of loaded units.
+    f"{_SHOW} '*.service' '*.socket' '*.mount' '*.timer'\n"
+    "echo\n"
+    f'names=$(cd /etc/systemd/system && ls -d lodger-*.service 2>/dev/null)\n[ -z "$names" ] || {_SHOW} $names',
+    _units,
+)
+
+
+def unit_fact(name: str, *, user: str = "") -> Fact[Unit | None]:
+    """Return the fact of one unit, loaded or not, of the system or of a ``user``; None when no such unit is known."""
+
+    def parse_one(text: str) -> Unit | None:
+        unit = next(iter(_units(text).values()), None)
+        return None if unit is None or (not unit.fragment and unit.active == "inactive") else unit
+
+    if not user:
+        return Fact(f"unit {name}", f"{_SHOW} -- {quote([name])}", parse_one)
+    # A user who is not logged in has no manager that could be asked, and no such unit runs.
+    show = _SHOW.replace("systemctl", f"systemctl --user {quote([f'--machine={user}@.host'])}", 1)
+    return Fact(f"unit {user}:{name}", f"{show} -- {quote([name])} 2>/dev/null || true", parse_one)
+
+
+@dataclass(frozen=True)
+class Program:
+    """A supervisord program: ``name`` as supervisorctl prints it (``group:name`` in a group), its state and pid (0: none)."""
+
+    name: str
+    state: str
+    pid: int
+
+
+def _programs(text: str) -> dict[str, Program]:
+    programs: dict[str, Program] = {}
+    for line in text.splitlines():
+        match = re.match(r"^(\S+)\s+(RUNNING|STOPPED|STARTING|BACKOFF|STOPPING|EXITED|FATAL|UNKNOWN)\b(?:\s+pid (\d+))?", line)
+        if match:
+            programs[match[1]] = Program(match[1], match[2], int(match[3] or 0))
+    return programs
+
+
+# supervisorctl status exits 3 when a program is not running, which is no failure to read.
+PROGRAMS = Fact(
+    "programs", "command -v supervisorctl >/dev/null || exit 0\nsupervisorctl status || [ $? = 3 ] || true", _programs
+)
+
+
+@dataclass(frozen=True)
+class ListeningPort:
+    """A listening socket: protocol (tcp, udp), local address, port, and the first process that owns it ("" and 0: unknown)."""
+
+    protocol: str
+    address: str
+    port: int
+    process: str
+    pid: int
+
+
+def _ports(text: str) -> tuple[ListeningPort, ...]:
+    ports = []
+    for line in text.splitlines():
+        fields = line.split()
+        if len(fields) < 5:
+            continue
+        address, _, port = fields[4].rpartition(":")
+        owner = re.search(r'\("([^"]*)",pid=(\d+)', line)
+        ports.append(ListeningPort(fields[0], address, int(port), owner[1] if owner else "", int(owner[2]) if owner else 0))
+    return tuple(ports)
+
+
+PORTS = Fact("ports", "ss -Hltunp", _ports)
+
+
+@dataclass(frozen=True)
+class Process:
+    """A process that listens or has a GPU open. ``cgroup`` and ``parents`` (pids) lead to its owner.
+
+    ``devices`` are the ``/dev/nvidia*`` files it has open, ``gpus`` the numbers among them.
+    """
+
+    pid: int
+    user: str
+    command: str
+    cgroup: str
+    parents: tuple[int, ...]
+    devices: tuple[str, ...]
+
+    @property
+    def gpus(self) -> tuple[int, ...]:
+        """Numbers of the GPUs it has open."""
+        return tuple(sorted({int(match[1]) for device in self.devices if (match := re.match(r"/dev/nvidia(\d+)", device))}))
+
+    @property
+    def container(self) -> str:
+        """The id of the container it runs in, "" for none."""
+        match = re.search(r"docker[-/]([0-9a-f]{64})", self.cgroup)
+        return match[1] if match else ""
+
+    @property
+    def unit(self) -> str:
+        """The system unit it belongs to, "" when its cgroup names none."""
+        match = re.search(r"/([^/ ]+\.service)(?:[/ ]|$)", self.cgroup)
+        return match[1] if match else ""
+
+
+def _processes(text: str) -> dict[int, Process]:
+    processes: dict[int, Process] = {}
+    for block in re.split(r"^@pid ", text, flags=re.MULTILINE)[1:]:
+        pid, user, parents, cgroup, devices, *command = block.split("\n")
+        processes[int(pid)] = Process(
+            int(pid),
+            user,
+            "\n".join(command).strip(),
+            cgroup,
+            tuple(int(word) for word in parents.split()),
+            tuple(sorted(set(devices.split()))),
+        )
+    return processes
+
+
+# GPU holders are found by the links of /proc/*/fd, not by fuser: a process in a container may have a device node of its
+# own, which fuser does not match.
+PROCESSES = Fact(
+    "processes",
+    r"""open=$(find /proc/[0-9]*/fd -lname '/dev/nvidia*' -printf '%p %l\n' 2>/dev/null |
+    sed 's|^/proc/\([0-9]*\)/fd/[0-9]*|\1|')
+{
+    printf '%s\n' "$open" | cut -d' ' -f1
+    ss -Hltunp | grep -o 'pid=[0-9]*' | cut -d= -f2
+} | sort -un | while read -r pid; do
+    [ -r "/proc/$pid/status" ] || continue
+    user=$(stat -c %U "/proc/$pid" 2>/dev/null) || continue
+    chain= up=$pid
+    while up=$(awk '/^PPid:/ {print $2}' "/proc/$up/status" 2>/dev/null) && [ "${up:-0}" -gt 1 ]; do chain="$chain $up"; done
+    printf '@pid %s\n%s\n%s\n' "$pid" "$user" "$chain"
+    printf '%s\n' "$(cut -d: -f3- "/proc/$pid/cgroup" 2>/dev/null | tr '\n' ' ')"
+    printf '%s\n' "$open" | awk -v pid="$pid" '$1 == pid {printf "%s ", $2}'
+    echo
+    tr '\0\n' '  ' < "/proc/$pid/cmdline" 2>/dev/null
+    echo
+done""",
+    _processes,
+)
+
+
+def _mounts(text: str) -> dict[str, str]:
+    mounts: dict[str, str] = {}
+    for line in text.split("\n"):  # the kernel escapes ASCII blanks only: a path may hold what split() takes for one
+        left, _, right = line.partition(" - ")
+        fields = left.split(" ")
+        if len(fields) >= 6 and right:
+            kind, source, *options = right.split(" ")
+            read_only = "ro" in fields[5].split(",") or "ro" in options[-1].split(",")
+            where = re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), fields[4])
+            mounts[where] = f"{kind} {source}{' ro' if read_only else ''}"
+    return mounts
+
+
+MOUNTS = Fact("mounts", "cat /proc/self/mountinfo", _mounts)
+
+
+@dataclass(frozen=True)
+class Disk:
+    """Room on the file system that holds a folder (bytes), and whether it can be written at all."""
+
+    free: int
+    writable: bool
+
+
+def disk_fact(folder: str) -> Fact[Disk]:
+    """Return the fact of the file system below ``folder``, or below its nearest existing parent."""
+
+    def parse_disk(text: str) -> Disk:
+        free, writable = text.split()
+        return Disk(int(free) * 1024, writable == "yes")
+
+    snippet = f"""dir={quote([folder])}
+while [ ! -d "$dir" ]; do dir=$(dirname "$dir"); done
+df -Pk "$dir" | awk 'NR == 2 {{print $4}}'
+[ -w "$dir" ] && echo yes || echo no"""
+    return Fact(f"disk {folder}", snippet, parse_disk)
+
+
+# A command goes on when its connection or its controller is gone; the transport marks each in its environment.
+BUSY = Fact(
+    "busy",
+    r"""for file in $(grep -lzsE '^LODGER_COMMAND=' /proc/[0-9]*/environ); do
+    mark=$({ tr '\0' '\n' < "$file"; } 2>/dev/null | sed -n 's/^LODGER_COMMAND=//p')
+    [ -z "$mark" ] || [ "$mark" = "$LODGER_COMMAND" ] ||
+        { printf 'busy %s\n' "$(tr '\0\n' '  ' < "${file%environ}cmdline" | cut -c1-200)"; } 2>/dev/null
+done
+systemctl list-units --plain --no-legend --state=active,activating,deactivating 'lodger-step-*' | sed 's/^/busy /'""",
+    lambda text: [line.removeprefix("busy ") for line in text.split("\n") if line.startswith("busy ")],
+)

@@ -1,0 +1,57 @@
+"""How a service of ours stands: its container and its readiness."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from lodger.host.command import quote
+from lodger.host.facts.base import Fact
+
+
+@dataclass(frozen=True)
+class Serving:
+    """How one service of ours stands: its container, /health at its own address (0: no answer), last log lines."""
+
+    container: str
+    address: str
+    port: int
+    config: str
+    health: int
+    log: str
+
+
+def serving_fact(container: str, unit: str, host: str) -> Fact[Serving]:
+    """Return the readiness of the service in ``container``: found by our labels, asked at its own address and port.
+
+    /health generates a token and answers 200 only when the engine can serve (recordings: an open port, /v1/models or a
+    log line prove nothing); it takes at least a second, and 20 s when the scheduler hangs. A router's /health is 200 with no
+    worker behind it: whom it sends requests to, its list tells. The label names the path that is asked.
+    """
+    labels = "|".join(f'{{{{index .Config.Labels "io.lodger.{name}"}}}}' for name in ("host", "config", "port", "health"))
+    address = "{{range .NetworkSettings.Networks}}{{.IPAddress}}{{end}}"
+    form = "{{.Id}}|{{.State.Running}}|{{.HostConfig.NetworkMode}}|" + f"{address}|{labels}"
+    snippet = f"""IFS='|'; set -- $(docker inspect --format {quote([form])} -- {quote([container])} 2>/dev/null); unset IFS
+[ "$5" = {quote([host])} ] || set --
+code=0
+if [ "$2" = true ]; then
+    address=$4; [ "$3" = host ] && address=127.0.0.1
+    code=$(curl -s -o /dev/null -w '%{{http_code}}' --noproxy '*' --max-time 25 "http://$address:$7$8") || code=0
+fi
+printf 'container=%s\naddress=%s\nport=%s\nconfig=%s\nhealth=%s\n@log\n' "$1" "$address" "$7" "$6" "$code"
+[ "$code" = 200 ] || journalctl -u {quote([unit])} -n 80 -o cat --no-pager 2>/dev/null || true"""
+
+    def parse_serving(text: str) -> Serving:
+        text = re.sub(r"\x1b\[[0-9;]*[A-Za-z]", "", text)  # Compose moves the cursor even where there is none
+        head, _, log = text.partition("@log\n")
+        values = dict(line.split("=", 1) for line in head.splitlines() if "=" in line)
+        return Serving(
+            values["container"],
+            values["address"],
+            int(values["port"] or 0),
+            values["config"],
+            int(values["health"]),
+            log.strip(),
+        )
+
+    return Fact(f"serving {container}", snippet, parse_serving)

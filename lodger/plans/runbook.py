@@ -1,0 +1,275 @@
+"""Runbooks: Markdown that a person can follow by hand, and the list of states that a machine reads from it.
+
+Front matter holds title, hosts, risk and expected duration. Under a heading stands one fenced ``state`` block in YAML:
+
+    states: [service_installed, worker_ready]   # or state: release_staged
+    each: worker                                # repeat the group for each worker of the host
+    witness: [test_worker.py]                   # testinfra files below tests/host, asked after the group's last state
+
+A state of the runbook's own is `state: shell` with `name`, `check`, `run`, and where it can be, `undo` and `timeout` (s).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from markdown_it import MarkdownIt
+from ruamel.yaml import YAML
+from ruamel.yaml.error import MarkedYAMLError, YAMLError
+
+from lodger.checkout import CODE
+from lodger.errors import UsageError
+from lodger.release.service import Service
+from lodger.states.base import Step
+from lodger.states.catalog import CATALOG, RUNNING, Situation, items
+from lodger.states.shell import Shell
+
+FOLDER = CODE / "runbooks"
+PAUSED_WITNESS = "test_paused.py"
+_KEYS = {"state", "states", "each", "witness"}
+# A state that the runbook itself defines: keys it must have, and keys it may have.
+_SHELL, _SHELL_MAY = {"name", "check", "run"}, {"undo", "timeout"}
+
+
+@dataclass(frozen=True)
+class Block:
+    """One ``state`` block: the names in it, what it is repeated for, its witnesses, and where it stands.
+
+    ``shell`` has the scripts of a state that the runbook defines itself, and is empty for all others.
+    """
+
+    names: tuple[str, ...]
+    each: str
+    witnesses: tuple[str, ...]
+    heading: str
+    line: int
+    shell: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Runbook:
+    """A parsed runbook; ``text`` is the whole document."""
+
+    name: str
+    title: str
+    hosts: tuple[str, ...]
+    risk: str
+    duration: str
+    text: str
+    blocks: tuple[Block, ...]
+
+
+def folders(inventory: Path) -> tuple[Path, Path]:
+    """Return where runbooks are, with an inventory in the folder ``inventory``: the operator's own go before those shipped."""
+    return inventory / "runbooks", FOLDER
+
+
+def load(name: str, *folders: Path) -> Runbook:
+    """Return the runbook ``name`` of the first of ``folders`` (else of those shipped) that has one.
+
+    Raise UsageError naming file and line of every mistake in it.
+    """
+    there = {path.stem: path for folder in reversed(folders or (FOLDER,)) for path in folder.glob("*.md")}
+    if name not in there:
+        where = " and ".join(str(folder) for folder in folders or (FOLDER,))
+        raise UsageError(f"there is no runbook {name} in {where}", hint=f"there is: {', '.join(sorted(there))}")
+    return parse(there[name].read_text(), name, str(there[name]))
+
+
+def parse(text: str, name: str, file: str) -> Runbook:
+    """Return the runbook in ``text``; raise UsageError naming ``file`` and the line of every mistake."""
+    mistakes: list[str] = []
+    front, body, offset = _front_matter(text, file)
+    blocks: list[Block] = []
+    heading = ""
+    tokens = MarkdownIt().parse(body)
+    for index, token in enumerate(tokens):
+        if token.type == "heading_open":
+            heading = tokens[index + 1].content
+        if token.type == "fence" and token.info.strip() == "state":
+            line = offset + (token.map[0] if token.map else 0) + 1
+            try:
+                blocks.append(_block(token.content, heading, line))
+            except ValueError as error:
+                mistakes.append(f"{file}:{line}: {error}")
+    if not blocks and not mistakes:
+        mistakes.append(f"{file}:1: it has no ```state block")
+    if mistakes:
+        raise UsageError("\n".join(mistakes), hint="runbooks/deploy.md shows every kind of block")
+    hosts = front.get("hosts", [])
+    return Runbook(
+        name,
+        str(front.get("title", name)),
+        tuple(hosts) if isinstance(hosts, list) else (str(hosts),),
+        str(front.get("risk", "")),
+        str(front.get("duration", "")),
+        text,
+        tuple(blocks),
+    )
+
+
+def _front_matter(text: str, file: str) -> tuple[dict[str, Any], str, int]:
+    lines = text.split("\n")
+    if lines[0] != "---" or "---" not in lines[1:]:
+        raise UsageError(
+            f"{file}:1: it does not begin with front matter", hint="title, hosts, risk and duration between two lines of ---"
+        )
+    end = lines.index("---", 1)
+    try:
+        front = YAML(typ="safe").load("\n".join(lines[1:end]))
+    except YAMLError as error:
+        raise UsageError(f"{file}:1: its front matter is not YAML", cause=_what_is_wrong(error)) from error
+    if not isinstance(front, dict):
+        hint = "title, hosts, risk and duration, each `name: value`"
+        raise UsageError(f"{file}:1: its front matter names nothing", hint=hint)
+    return front, "\n".join(lines[end + 1 :]), end + 1
+
+
+def _what_is_wrong(error: YAMLError) -> str:
+    problem = error.problem if isinstance(error, MarkedYAMLError) else None
+    return problem or str(error).splitlines()[0]
+
+
+def _block(content: str, heading: str, line: int) -> Block:
+    try:
+        data = YAML(typ="safe").load(content)
+    except YAMLError as error:
+        raise ValueError(f"the block is not YAML: {_what_is_wrong(error)}") from error
+    if not isinstance(data, dict) or ("state" in data) == ("states" in data):
+        raise ValueError("a block names either `state:` or `states:`")
+    if data.get("state") == "shell":
+        return _shell_block(data, heading, line)
+    names = _words(data, "states") if "states" in data else (str(data["state"]),)
+    for one in names:
+        if one not in CATALOG:
+            raise ValueError(f"there is no state `{one}`; there is: {', '.join(sorted((*CATALOG, 'shell')))}")
+    unknown = sorted(str(key) for key in data.keys() - _KEYS)
+    if unknown:
+        raise ValueError(f"`{unknown[0]}` means nothing here; there is: {', '.join(sorted(_KEYS))}")
+    each = str(data.get("each", ""))
+    for one in names:
+        wanted = CATALOG[one][0]
+        if wanted != each and (wanted != "service" or each not in {"worker", "router"}):
+            raise ValueError(
+                f"`{one}` stands {f'for each {wanted}' if wanted else 'once'}, not {f'for each {each}' if each else 'once'}"
+            )
+    return Block(names, each, _words(data, "witness") if "witness" in data else (), heading, line)
+
+
+def _shell_block(data: dict[str, Any], heading: str, line: int) -> Block:
+    given = data.keys() - {"state", "witness"}
+    lacking, unknown = sorted(_SHELL - given), sorted(str(key) for key in given - _SHELL - _SHELL_MAY)
+    if lacking:
+        raise ValueError(f"a shell state needs `{lacking[0]}:`")
+    if unknown:
+        raise ValueError(f"`{unknown[0]}` means nothing in a shell state; there is: {', '.join(sorted(_SHELL | _SHELL_MAY))}")
+    scripts = {key: data[key] for key in given - {"timeout"}}
+    wrong = sorted(key for key, value in scripts.items() if not isinstance(value, str) or not value.strip())
+    if wrong:
+        raise ValueError(f"`{wrong[0]}` is a script or a name, in quotes or after `|`")
+    timeout = data.get("timeout", 600)
+    if isinstance(timeout, bool) or not isinstance(timeout, int) or timeout < 1:
+        raise ValueError("`timeout` is a number of seconds")
+    shell = {**scripts, "timeout": float(timeout)}
+    return Block((str(data["name"]),), "", _words(data, "witness") if "witness" in data else (), heading, line, shell)
+
+
+def _words(data: dict[str, Any], key: str) -> tuple[str, ...]:
+    found = data[key]
+    if not isinstance(found, list) or not found or not all(isinstance(one, str) for one in found):
+        raise ValueError(f"`{key}` is a list of names: [one, another]")
+    return tuple(found)
+
+
+def expand(runbook: Runbook, at: Situation) -> list[Step]:
+    """Return the steps of ``runbook`` in the situation ``at``; a group is finished for one item before the next begins."""
+    steps: list[Step] = []
+    told: set[str] = set()
+    for block in runbook.blocks:
+        if block.shell:
+            steps.append(Step(Shell(**block.shell), block.heading, block.witnesses, line=block.line))
+            continue
+        for item in items(at, block.each):
+            block_names, witnesses = _asked(block, item, at)
+            if block_names == ["worker_paused"] != list(block.names):
+                if item.name in told:
+                    continue  # it is said once that it stays so
+                told.add(item.name)
+            states = [CATALOG[name][1](at, item) for name in block_names]
+            name = item.name if isinstance(item, Service) else item[1] if isinstance(item, tuple) else ""
+            turns = (at.turns[name],) if name in at.turns else ()
+            steps += [Step(state, block.heading, item=name, turns=turns, line=block.line) for state in states[:-1]]
+            steps.append(Step(states[-1], block.heading, witnesses, name, turns, line=block.line))
+    return _whole_turns(steps)
+
+
+def _whole_turns(steps: Sequence[Step]) -> list[Step]:
+    """Return ``steps`` with each turn as long as a service is away, however many blocks that takes.
+
+    Services that are away together have one turn, in the pools of all of them: given back with the first that returned, it
+    would let another host stop the last one that serves.
+    """
+    found, together, end = list(steps), list[int](), -1
+    last = {step.item: number for number, step in enumerate(steps) if step.turns}
+    for number, step in enumerate(steps):
+        if not step.turns:
+            continue
+        together.append(number)
+        end = max(end, last[step.item])
+        if number == end:
+            pools = tuple(sorted({pool for one in together for pool in steps[one].turns}))
+            for one in together:
+                found[one] = replace(steps[one], turns=pools, last_of_turn=one == end)
+            together.clear()
+    return found
+
+
+def _asked(block: Block, item: Any, at: Situation) -> tuple[list[str], tuple[str, ...]]:
+    """Return the states of ``block`` for ``item`` and their witnesses: of a paused worker, its files and that it stays so."""
+    if not isinstance(item, Service) or item.name not in at.paused:
+        return list(block.names), block.witnesses
+    kept = [name for name in block.names if name not in RUNNING]
+    if len(kept) == len(block.names):
+        return kept, block.witnesses
+    return [*kept, "worker_paused"], (PAUSED_WITNESS,) if block.witnesses else ()
+
+
+def names(steps: Sequence[Step]) -> list[str]:
+    """Return the names of the states in order."""
+    return [step.state.name for step in steps]
+
+
+def annotated(runbook: Runbook, said: Mapping[int, Sequence[str]]) -> str:
+    """Return the document with the lines of ``said`` (line of a block -> lines) after that block."""
+    lines: list[str] = []
+    block = 0
+    for number, line in enumerate(runbook.text.rstrip().split("\n"), 1):
+        lines.append(line)
+        if number in {one.line for one in runbook.blocks}:
+            block = number
+        elif block and line.startswith("```"):
+            lines += ["", *(f"    {one}" for text in said.get(block, ["nothing on this host"]) for one in text.split("\n"))]
+            block = 0
+    return "\n".join(lines)
+
+
+def check(folder: Path = FOLDER, specs: Path = CODE / "tests" / "host") -> list[str]:
+    """Return every mistake in every runbook of ``folder``, each with file and line; witnesses must exist below ``specs``."""
+    found: list[str] = []
+    for path in sorted(folder.glob("*.md")):
+        try:
+            book = load(path.stem, folder)
+        except UsageError as error:
+            found += error.what.splitlines()
+            continue
+        seen: dict[str, int] = {}
+        for block in book.blocks:
+            where = f"{path}:{block.line}"
+            found += [f"{where}: there is no witness {name}" for name in block.witnesses if not (specs / name).is_file()]
+            if block.shell and block.names[0] in seen:
+                found.append(f"{where}: the state {block.names[0]} stands at line {seen[block.names[0]]} already")
+            seen.setdefault(block.names[0], block.line)
+    return found

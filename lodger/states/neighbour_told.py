@@ -1,0 +1,31 @@
+"""The people behind a neighbour know that its pause is over."""
+
+from __future__ import annotations
+
+from lodger.host.command import Command
+from lodger.host.facts.base import Facts
+from lodger.states.base import NoUndo
+from lodger.states.neighbour_warned import Told
+
+
+class NeighbourTold(Told):
+    """The people behind a neighbour that was paused know that it is over."""
+
+    def __init__(self, name: str, command: str) -> None:
+        """Take the neighbour's name, and the command that tells (run by sh with WHEN and MINUTES set)."""
+        super().__init__(name, command, 0)
+        self.name = f"neighbour_told({name})"
+
+    def missing(self, read: Facts) -> str:
+        """Return that they know of the pause alone."""
+        return "" if self._told(read) is None else "nobody was told yet that it is over"
+
+    def act(self, read: Facts) -> list[Command]:
+        """Return word of it, and the end of the record."""
+        del read
+        return self._tell_after()
+
+    def undo(self, before: Facts, now: Facts) -> NoUndo:
+        """Leave it."""
+        del before, now
+        return NoUndo("what was said cannot be unsaid")

@@ -1,0 +1,142 @@
+"""Where a worker stands in its pool, who stands behind a router, and the key they ask for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from lodger.engines.sglang import router_api
+from lodger.engines.sglang.router_api import Identities, OtherKey, PoolMember, RouterEntry, RouterList
+from lodger.host import facts
+from lodger.host.command import Command
+from lodger.host.facts.base import Fact, Facts
+from lodger.host.facts.keys import held_keys_fact, key_in_use
+from lodger.release.service import Service
+from lodger.states.base import Blocker
+
+Due = Callable[[Facts], bool]
+
+
+@dataclass(frozen=True)
+class PoolKey:
+    """The key that a pool asks for: the file of the ``header`` that curl on this host sends ("" for none).
+
+    ``mark`` is that of the key which the worker or router asks for once this command is done, "" for none.
+    """
+
+    header: str = ""
+    pool: str = ""
+    mark: str = ""
+
+    @property
+    def facts(self) -> tuple[Fact[Any], ...]:
+        """Which key the host has."""
+        return (held_keys_fact(self.pool),) if self.mark else ()
+
+    def strangers(self, read: Facts, told: Mapping[str, Any], others: Iterable[PoolMember]) -> list[Blocker]:
+        """Return who of ``others`` asks for another key once this command is done, by what each has ``told``.
+
+        With the key that is to be: those that are closed to it. With the one before: those that are open to that.
+        """
+        changes = bool(self.mark) and key_in_use(read[held_keys_fact(self.pool)]) != self.mark
+        return [
+            Blocker(f"{other.name} asks for another key than its pool is to", hint="deploy its host in the same command")
+            for other in others
+            if not other.changing and (isinstance(told.get(other.url), OtherKey) if not changes else bool(told.get(other.url)))
+        ]
+
+
+NO_KEY = PoolKey()
+
+
+@dataclass(frozen=True)
+class PoolPlace:
+    """Where a worker stands in its pool.
+
+    ``seats`` are its places at the pool's routers, ``former`` those of what runs now where it is reached elsewhere, ``mates``
+    the pool's other workers, ``own`` its own URL, ``keyring`` what all of them ask for.
+    """
+
+    own: str = ""
+    seats: tuple[RouterEntry, ...] = ()
+    mates: tuple[PoolMember, ...] = ()
+    keyring: PoolKey = NO_KEY
+    former: tuple[RouterEntry, ...] = ()
+
+    @property
+    def key(self) -> str:
+        """The file of the header that curl sends, "" for none."""
+        return self.keyring.header
+
+    @property
+    def rotation(self) -> Fact[RouterList]:
+        """What its routers list."""
+        return router_api.rotation_fact([seat.router for seat in self.seats], self.key)
+
+    @property
+    def identities(self) -> Fact[Identities]:
+        """What it serves, and its mates where a router mixes them."""
+        urls = [self.own, *(mate.url for mate in self.mates if self.seats)] if self.own else []
+        return router_api.identities_fact(urls, self.key)
+
+    @property
+    def facts(self) -> tuple[Fact[Any], ...]:
+        """All that says how it stands there."""
+        return self.rotation, self.identities, *self.keyring.facts
+
+    def listed(self, read: Facts) -> list[RouterEntry]:
+        """Return the seats that the worker has now, former ones too."""
+        return [seat for seat in (*self.seats, *self.former) if seat.worker in (read[self.rotation][seat.router] or {})]
+
+    def healthy(self, read: Facts) -> list[RouterEntry]:
+        """Return the seats at which it gets requests, former ones too."""
+        return [seat for seat in (*self.seats, *self.former) if (read[self.rotation][seat.router] or {}).get(seat.worker)]
+
+    def answering(self, read: Facts) -> list[RouterEntry]:
+        """Return the seats at routers that answer, and to us."""
+        told = read[self.rotation]
+        return [seat for seat in self.seats if told[seat.router] is not None and not isinstance(told[seat.router], OtherKey)]
+
+    def is_silent(self, mate: PoolMember, read: Facts) -> bool:
+        """Whether a mate was asked what it serves and did not answer."""
+        said = read[self.identities].get(mate.url)
+        return said is not None and not said and not isinstance(said, OtherKey)
+
+    def strangers(self, read: Facts, wanted: Mapping[str, str]) -> list[Blocker]:
+        """Return who would not serve the same as ``wanted`` once this command is done, and who asks for another key."""
+        found = []
+        for mate in self.mates:
+            differs = router_api.differences(read[self.identities].get(mate.url, {}), wanted)
+            if differs and not mate.changing:
+                what = f"{mate.name} does not serve what the rest of its pool is to serve"
+                found.append(
+                    Blocker(what, ", ".join(differs), f"deploy its host in the same command, or ask who runs {mate.url}")
+                )
+        routers = [PoolMember(f"the router at {seat.router}", seat.router, seat.changing) for seat in self.seats]
+        identities, rotation = read[self.identities], read[self.rotation]
+        told = {**identities, **rotation}
+        return [*found, *self.keyring.strangers(read, told, [*self.mates, *routers])]
+
+    def gap(self, read: Facts, start: float) -> str:
+        """Return what the worker's absence means for the pool, "" where another one serves; ``start`` is its longest (s)."""
+        others = {url for listed in read[self.rotation].values() for url, healthy in (listed or {}).items() if healthy}
+        if others - {seat.worker for seat in (*self.seats, *self.former)} or (self.mates and not self.seats):
+            return ""
+        took = read[self.identities].get(self.own, {}).get("scheduler_e2e", "")
+        least = f"its last start took {float(took):.0f} s" if took else f"a start may take {start:.0f} s"
+        return f"; nobody else serves the pool: there will be no answers until it is ready again ({least})"
+
+
+def take_out(place: PoolPlace, seats: Sequence[RouterEntry], serving: facts.Serving, service: Service) -> list[Command]:
+    wait = router_api.drained(f"http://{serving.address}:{serving.port}", place.key, int(service.stop))
+    return [*(router_api.leave(seat, place.key) for seat in seats), *([wait] if serving.address else [])]
+
+
+@dataclass(frozen=True)
+class RouterMembers:
+    """Who is to stand behind one router: its URL on its own host, its workers, and what all of them ask for."""
+
+    router: str
+    members: tuple[PoolMember, ...] = ()
+    keyring: PoolKey = NO_KEY

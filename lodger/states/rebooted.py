@@ -1,0 +1,44 @@
+"""A planned reboot: another boot than the one the run began in."""
+
+from __future__ import annotations
+
+from lodger.host import facts
+from lodger.host.command import Command
+from lodger.host.facts.base import Facts
+from lodger.states.base import NoUndo, State
+from lodger.states.stopped import stopped_by_run
+
+
+class Rebooted(State):
+    """The host has booted since this run began, and systemd has finished starting."""
+
+    def __init__(self) -> None:
+        """Take nothing: the boot to compare with is in the ledger."""
+        self.name = "rebooted"
+        self.reads = (facts.LEDGER, facts.MACHINE, facts.SYSTEM)
+        self.facts = self.reads
+        self.deadline = 600.0
+        self.reboots = True
+
+    def reached(self, read: Facts) -> bool:
+        """Whether the boot id differs from the one before the first change."""
+        _, before = stopped_by_run(read)
+        return before is not None and before[facts.MACHINE].boot_id != read[facts.MACHINE].boot_id
+
+    def missing(self, read: Facts) -> str:
+        """Return that it is still the same boot, or that starting goes on."""
+        if not self.reached(read):
+            return "the host runs since before this run"
+        return f"systemd is {read[facts.SYSTEM]}" if read[facts.SYSTEM] in {"starting", "initializing"} else ""
+
+    def act(self, read: Facts) -> list[Command]:
+        """Return the reboot, a moment later, so that the command's end is seen; nothing while the new boot is starting."""
+        if self.reached(read):
+            return []
+        later = "systemd-run --quiet --on-active=1 --unit=lodger-step-reboot systemctl reboot && sleep 20"
+        return [Command(later, why="reboot", timeout=120)]
+
+    def undo(self, before: Facts, now: Facts) -> NoUndo:
+        """Leave it."""
+        del before, now
+        return NoUndo("a reboot cannot be undone")

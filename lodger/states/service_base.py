@@ -1,0 +1,168 @@
+"""What the states of one service share: unit, container, port, log."""
+
+from __future__ import annotations
+
+import re
+
+from lodger.host import facts, paths
+from lodger.host.command import Command, quote, run
+from lodger.host.facts.base import Facts
+from lodger.host.facts.docker import Container
+from lodger.host.facts.machine import Unit
+from lodger.host.ownership import Owner, names, owners
+from lodger.release import pauses
+from lodger.release.service import Service
+from lodger.states.base import Blocker, State
+
+MARK = "# io.lodger.host="
+UP = {"active", "activating", "reloading", "deactivating"}
+
+
+def install(release: str, service: Service) -> list[Command]:
+    link, unit = f"{paths.SERVICES}/{service.name}", f"{paths.UNITS}/{service.unit}"
+    source = f"{paths.RELEASES}/{release}"
+    return [
+        Command(
+            f"mkdir -p {paths.SERVICES} && ln -sfn {quote([f'{source}/{service.name}', link + '.new'])}"
+            f" && mv -fT {quote([link + '.new', link])}",
+            why=f"let {service.name} run the files of release {release}",
+        ),
+        Command(
+            f"install -m 0644 {quote([f'{source}/units/{service.unit}', unit + '.new'])}"
+            f" && mv -f {quote([unit + '.new', unit])} && systemctl daemon-reload",
+            why=f"install {service.unit}",
+        ),
+        run("systemctl", "enable", service.unit, why="start it at boot"),
+    ]
+
+
+def pause_places(service: Service) -> pauses.Places:
+    """Return where a pause of ``service`` stands on its host."""
+    return pauses.Places(service.container)
+
+
+def remove(service: Service) -> list[Command]:
+    link, unit = f"{paths.SERVICES}/{service.name}", f"{paths.UNITS}/{service.unit}"
+    compose = quote(["docker", "compose", "-p", service.container, "-f", f"{link}/compose.yml", "down"])
+    return [
+        run("systemctl", "disable", "--now", service.unit, why=f"stop {service.unit}", timeout=service.stop + 60, ok=(0, 1, 5)),
+        Command(
+            f"[ ! -e {quote([link + '/compose.yml'])} ] || {compose}",
+            why="remove its stopped container and network",
+            timeout=120,
+        ),
+        Command(
+            f"rm -rf {quote([link, unit, unit + '.d'])} && systemctl daemon-reload"
+            f" && {{ systemctl reset-failed {quote([service.unit])} 2>/dev/null || true; }}",
+            why=f"remove {service.unit}",
+        ),
+        *([pauses.forget(pause_places(service))] if service.kind == "worker" else []),
+    ]
+
+
+class ServiceState(State):
+    """What the states of one service share: its unit, its container by label, its readiness."""
+
+    def __init__(self, service: Service, host: str) -> None:
+        self.service, self.host = service, host
+        self._replaced: frozenset[Owner] = frozenset()
+        self._unit = facts.unit_fact(service.unit)
+        self._serving = facts.serving_fact(service.container, service.unit, host)
+
+    def _container(self, read: Facts) -> Container | None:
+        found = read[facts.CONTAINERS].get(self.service.container)
+        return found if found is not None and found.labels.get("io.lodger.host") == self.host else None
+
+    def _runs(self, read: Facts) -> bool:
+        container = self._container(read)
+        return container is not None and container.running
+
+    def _runs_this(self, read: Facts) -> bool:
+        container = self._container(read)
+        return container is not None and container.running and container.labels.get("io.lodger.config") == self.service.config
+
+    def evidence(self, read: Facts) -> str:
+        """Return the last log lines, where they were read."""
+        return last_lines(read[self._serving].log) if self._serving in read else ""
+
+    def _taken(self, owner: Owner | None, read: Facts, what: str, cause: str, hint: str) -> Blocker:
+        """Return the blocker for what ``owner`` has; it awaits the state that takes a neighbour, or another of ours, away."""
+        if owner is None:
+            return Blocker(what, cause, hint)
+        if self._is_ours(owner, read):
+            hint = f"two of ours cannot change places at once: deploy without {self.service.name}, then with it again"
+            return Blocker(what, cause, hint, f"{owner.name} off its old GPUs")
+        replaced = sorted(names(owner, read) & self._replaced, key=str)
+        return Blocker(what, cause, hint, f"no {replaced[0]}" if replaced else "")
+
+    def _is_ours(self, owner: Owner, read: Facts) -> bool:
+        return owner.kind == "container" and read[facts.CONTAINERS][owner.name].labels.get("io.lodger.host") == self.host
+
+    def _port_taken(self, read: Facts) -> list[Blocker]:
+        who = owners(read)
+        for port in read[facts.PORTS]:
+            if port.protocol != "tcp" or port.port != self.service.port:
+                continue
+            owner = self._publisher(read) if port.process == "docker-proxy" else who.get(port.pid)
+            if owner is not None and owner.name == self.service.container and self._is_ours(owner, read):
+                continue
+            what = f"port {self.service.port} is taken by {owner or port.process or 'an unknown process'}"
+            hint = "choose another port, or declare it under `neighbours:` with policy replace"
+            return [self._taken(owner, read, what, f"pid {port.pid} listens on {port.address}", hint)]
+        return []
+
+    def _publisher(self, read: Facts) -> Owner | None:
+        for container in read[facts.CONTAINERS].values():
+            if self.service.port in container.published:
+                return Owner("container", container.name)
+        return None
+
+
+# Log line -> what it means for a person who waits, in the order of a start (recordings: server/worker.log).
+_PHASES = (
+    (r"The server is fired up", "warmed up, waiting for /health"),
+    (r"Uvicorn running on|Application startup complete", "warming up"),
+    (r"Capture .*CUDA graph begin|Capturing (batches|num tokens)", "capturing CUDA graphs"),
+    (r"Memory pool end|Cache is allocated", "memory pools allocated"),
+    (r"Load weight end", "weights loaded"),
+    (r"Load weight begin|loading shards", "loading weights"),
+    (r"Init torch distributed", "starting the ranks"),
+    (r"server_args=", "starting the engine"),
+)
+_CAUSE = re.compile(
+    r"(nvidia-container-cli: .*|torch\.OutOfMemoryError: .*|\w*(?:Error|Exception|PanicException)\b: .*|error: .*"
+    r"|unsatisfied condition: .*|No module named .*|Address already in use.*|Error response from daemon: .*"
+    r"|Initialization failed.*)"
+)
+
+
+def phase(log: str) -> str:
+    """Return how far a start has come, from its log; "" when the log does not say."""
+    lines = log.splitlines()
+    for line in reversed(lines):
+        for pattern, meaning in _PHASES:
+            if re.search(pattern, line):
+                return meaning
+    return ""
+
+
+def last_lines(log: str) -> str:
+    """Return what of ``log`` an operator is shown of a service that failed."""
+    return "\n".join(line[:300] for line in log.splitlines()[-15:])
+
+
+def gave_up(unit: Unit | None, log: str) -> str:
+    """Return that systemd starts ``unit`` no more, and what ``log`` gives as the reason; "" between two restarts too."""
+    ended, cause = unit.given_up if unit is not None else "", cause_in(log)
+    return f"{ended}: {cause}" if ended and cause else ended
+
+
+def cause_in(log: str) -> str:
+    """Return the line of ``log`` that says why the service ended, "" when none does."""
+    for line in reversed(log.splitlines()):
+        # What a tool inside said stands at the end of a line that begins with what its caller says of it.
+        inner = line.find("nvidia-container-cli: ")
+        match = _CAUSE.search(line, max(inner, 0))
+        if match:
+            return match[1].strip()[:300]
+    return ""

@@ -1,0 +1,63 @@
+"""A worker that is about to change gets no new requests."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from lodger.engines.sglang import router_api
+from lodger.host import facts
+from lodger.host.command import Command
+from lodger.host.facts.base import Fact, Facts
+from lodger.release.service import Service
+from lodger.states.base import Blocker, NoUndo
+from lodger.states.pool_place import Due, PoolPlace, take_out
+from lodger.states.service_base import ServiceState
+
+
+class WorkerDrained(ServiceState):
+    """A worker that is about to be stopped gets no new requests from its pool's routers, and those it had are answered."""
+
+    def __init__(
+        self, service: Service, host: str, place: PoolPlace, due: Due | None = None, reads: Sequence[Fact[Any]] = ()
+    ) -> None:
+        """Take the service, its host, its place, and whether it is to be stopped; without, when it runs something else."""
+        super().__init__(service, host)
+        self.name = f"worker_drained({service.name.removeprefix('worker-')})"
+        self._place = place
+        self._due = due or (lambda read: self._runs(read) and not self._runs_this(read))
+        self.facts: tuple[Fact[Any], ...] = (facts.CONTAINERS, self._serving, *place.facts, *reads)
+        self.deadline = 30.0
+        self.undo_deadline = 60.0
+
+    def missing(self, read: Facts) -> str:
+        """Return which routers still send it requests, and what its absence means for the pool."""
+        listed = self._place.listed(read)
+        if not listed or not self._due(read):
+            return ""
+        routers = " and ".join(seat.router for seat in listed)
+        return f"{routers} sends it requests{self._place.gap(read, self.service.start)}"
+
+    def remark(self, read: Facts) -> str:
+        """Return how long nobody answers where there is no router that could say so."""
+        gap = self._place.gap(read, self.service.start) if self._place.own and not self._place.seats and self._due(read) else ""
+        return f"{self.service.name} is stopped{gap}" if gap else ""
+
+    def blockers(self, read: Facts) -> list[Blocker]:
+        """Return the mates that it could not stand beside afterwards."""
+        return self._place.strangers(read, self.service.identity)
+
+    def act(self, read: Facts) -> list[Command]:
+        """Return its leave, and the wait for what it is still answering."""
+        return take_out(self._place, self._place.listed(read), read[self._serving], self.service)
+
+    def undo(self, before: Facts, now: Facts) -> list[Command] | NoUndo:
+        """Return what puts it back where it was."""
+        gone = [seat for seat in self._place.listed(before) if seat not in self._place.listed(now)]
+        return [router_api.join(seat, self._place.key) for seat in gone] or NoUndo("it was in no rotation")
+
+    def undone(self, before: Facts, now: Facts) -> str:
+        """Return which router does not send it requests as before."""
+        answering = {seat.router for seat in self._place.answering(now)}
+        gone = [s for s in self._place.healthy(before) if s.router in answering and s not in self._place.healthy(now)]
+        return f"{gone[0].router} does not send it requests again" if gone else ""
