@@ -26,7 +26,7 @@ def run(fleet: Fleet, host: Host, times: int) -> str:
     key = next(str(path) for name in settings["identityfile"] if (path := Path(name).expanduser()).exists())
     known = settings["userknownhostsfile"][0].split()[0]
     floor = [sys.executable, "bench/floor.py", settings["hostname"][0], settings["port"][0], settings["user"][0], key, known]
-    deploy = [sys.executable, "-m", "lodger.cli", "deploy", "--host", host.name, "--json", "--hosts-dir", str(fleet.folder)]
+    deploy = [sys.executable, "-m", "lodger", "deploy", "--host", host.name, "--json", "--hosts-dir", str(fleet.folder)]
     ours, bare, trips = [], [], 0
     for _ in range(times):
         bare.append(_seconds(floor, script)[0])

@@ -135,7 +135,7 @@ def _in_twin(bench: Bench, script: str) -> list[str]:
 
 def _ours(bench: Bench, delayed: bool) -> list[str]:
     hosts = str(bench.inventory(delayed))
-    return [sys.executable, "-m", "lodger.cli", "fetch", "--host", bench.twin.name, "--model", MODEL, "--hosts-dir", hosts]
+    return [sys.executable, "-m", "lodger", "fetch", "--host", bench.twin.name, "--model", MODEL, "--hosts-dir", hosts]
 
 
 def _environment() -> dict[str, str]:

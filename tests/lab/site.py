@@ -89,7 +89,7 @@ class Site:
     def start(self, *words: str, first: str = "") -> subprocess.Popen[str]:
         """Start a task and return its process; ``first`` is Python that it runs before, to shorten a wait or to plant a mistake."""
         code = f"import sys\n{first}\nfrom lodger import cli\nsys.argv[0] = 'lodger'\ncli.main()"
-        argv = [sys.executable, *(["-c", code] if first else ["-m", "lodger.cli"]), *words]
+        argv = [sys.executable, *(["-c", code] if first else ["-m", "lodger"]), *words]
         pipe = subprocess.PIPE
         return subprocess.Popen(argv, cwd=CHECKOUT, env=self.environment(), stdout=pipe, stderr=pipe, text=True)
 

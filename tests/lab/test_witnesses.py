@@ -26,7 +26,7 @@ UNIT = f"/etc/systemd/system/{WORKER}.service"
 def fleet(lab: Lab) -> Fleet:
     """The inventory of the twins, with node1 deployed from scratch."""
     done = subprocess.run(
-        [sys.executable, "-m", "lodger.cli", "deploy", "--host", "node1"],
+        [sys.executable, "-m", "lodger", "deploy", "--host", "node1"],
         cwd=CHECKOUT,
         env={**os.environ, "LODGER_HOSTS": str(lab.overlay)},
         capture_output=True,

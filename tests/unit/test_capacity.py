@@ -533,7 +533,7 @@ def test_json_has_every_figure(fleet: Fleet) -> None:
 
 def test_the_task_prints_draws_and_learns(fleet: Fleet, tmp_path: Path) -> None:
     def ops(*words: str) -> subprocess.CompletedProcess[str]:
-        argv = [sys.executable, "-m", "lodger.cli", "capacity", "--hosts-dir", str(fleet.folder), *words]
+        argv = [sys.executable, "-m", "lodger", "capacity", "--hosts-dir", str(fleet.folder), *words]
         return subprocess.run(argv, cwd=HOSTS.parent, capture_output=True, text=True, check=False, timeout=60)
 
     done = ops("--host", "all", "--json", "--svg", str(tmp_path / "bars.svg"))

@@ -29,7 +29,7 @@ ROOT = Path(__file__).parents[2]
 def ops(*arguments: str, hosts: str = "") -> subprocess.CompletedProcess[str]:
     """Run the program as ./ops does."""
     return subprocess.run(
-        [sys.executable, "-m", "lodger.cli", *arguments],
+        [sys.executable, "-m", "lodger", *arguments],
         cwd=ROOT,
         env={**os.environ, "LODGER_HOSTS": hosts},
         capture_output=True,
@@ -328,7 +328,7 @@ def test_a_reader_that_has_seen_enough_is_told_nothing_more(unbuffered: str, cod
     os.close(read)
     with os.fdopen(write, "wb") as nobody_reads:
         done = subprocess.run(
-            [sys.executable, "-m", "lodger.cli", "--list"],
+            [sys.executable, "-m", "lodger", "--list"],
             cwd=ROOT, env={**os.environ, "PYTHONUNBUFFERED": unbuffered}, stdout=nobody_reads, stderr=subprocess.PIPE, text=True, check=False, timeout=60,
         )  # fmt: skip
     assert (done.returncode, done.stderr) == (code, "")

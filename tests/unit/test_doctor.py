@@ -572,7 +572,7 @@ def test_a_probe_without_the_image_runs_nothing(fleet: Fleet, host: Host, tmp_pa
 
 
 def test_a_probe_that_hangs_is_cut_off(fleet: Fleet, host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "PROBE_PATIENCE", 0.3)
+    monkeypatch.setattr("lodger.checks.doctor.docker.PROBE_PATIENCE", 0.3)
     out, _ = probe(fleet, host, tmp_path, run="echo waiting; sleep 60").communicate(timeout=60)
     assert doctor.probed(fleet, host, out).code == health.KILLED
 

@@ -375,7 +375,7 @@ class Crashing(Named):
 def test_an_undo_that_waits_for_what_was_given_up_ends_at_once_with_the_reason_and_the_last_lines(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("lodger.engine._RESTART", 5.0)
+    monkeypatch.setattr("lodger.run.runner._RESTART", 5.0)
     run = Whole([Step(Crashing("joined(a)"))], connection=Failing("h", []))
     assert run.error is not None
     assert run.error.cause.startswith("it is not ready again: the unit failed; the run had failed with: h: joined(a): ")
@@ -394,7 +394,7 @@ def test_an_undo_that_fails_and_shows_nothing_leaves_what_was_seen_of_the_first_
             del read
             return ""
 
-    monkeypatch.setattr("lodger.engine._RESTART", 5.0)
+    monkeypatch.setattr("lodger.run.runner._RESTART", 5.0)
     last = Crashing("joined(a)")
     monkeypatch.setattr(last, "undone", lambda *_: "")
     run = Whole([Step(Mute("ready(a)")), Step(last)], connection=Failing("h", []))

@@ -363,7 +363,7 @@ def test_warnings_are_not_refused() -> None:
 
 def ops(*arguments: str, hosts: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "lodger.cli", *arguments],
+        [sys.executable, "-m", "lodger", *arguments],
         cwd=ROOT,
         env={**os.environ, "LODGER_HOSTS": str(hosts)},
         capture_output=True,

@@ -94,7 +94,7 @@ def witnesses(monkeypatch: pytest.MonkeyPatch, *passed: bool) -> list[str]:
         transport.round_trips += 5
         return [Witnessed(f"test_x.py::test_{number}", one, "" if one else "no", 0.0) for number, one in enumerate(passed)]
 
-    monkeypatch.setattr("lodger.witness.run_witnesses", run)
+    monkeypatch.setattr("lodger.run.witness.run_witnesses", run)
     return asked
 
 
