@@ -15,9 +15,10 @@ from typing import Literal, Protocol
 from lodger.errors import ConnectionLost, LodgerError, Refused, StateFailed
 from lodger.host import facts
 from lodger.host.command import Command, Result
+from lodger.host.identity import refuse_other_machine
 from lodger.inventory import Fleet, Host, Model
 from lodger.run.outcome import RunResult, StateResult, Status
-from lodger.run.runner import Connection
+from lodger.run.protocols import Connection
 from lodger.weights import host as commands
 from lodger.weights import model_files
 from lodger.weights import plan as plans
@@ -100,9 +101,7 @@ class Fetch:
         readings = {model.name: commands.reading(self.host.models_dir, model) for model in models}
         asked = [facts.MACHINE, *(fact for one in readings.values() for fact in (one.found, one.manifest, one.running))]
         read = facts.parse(self._ask(facts.command(asked)).check(self.host.name).stdout, self.host.name)
-        machine = read[facts.MACHINE]
-        if self.host.machine_id is not None and machine.machine_id != self.host.machine_id:
-            raise Refused("this is the wrong machine", cause=f"its machine-id is {machine.machine_id}", hint="check `address:`")
+        refuse_other_machine(self.host.machine_id, read[facts.MACHINE])
         if self.options.cancel:
             self._cancel(models, readings, read, outcome)
             return

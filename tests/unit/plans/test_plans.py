@@ -1,7 +1,7 @@
 """From inventory and readings to a plan: what a deploy refuses and wants, and where a rollback goes."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -9,6 +9,7 @@ import pytest
 
 from lodger import capacity, inventory
 from lodger.checkout import CODE
+from lodger.engines.sglang.expectations import expectation, expectations
 from lodger.engines.sglang.router_api import RouterEntry
 from lodger.engines.sglang.smoke import Expectation
 from lodger.errors import Refused
@@ -17,16 +18,21 @@ from lodger.host.facts.base import Facts
 from lodger.host.facts.deployed import Deployed, HostFile
 from lodger.host.ownership import Owner
 from lodger.inventory import Fleet, Host
-from lodger.plans import operate, runbook
-from lodger.plans.runbook import names
+from lodger.plans import runbook
+from lodger.plans.deploy import Deploy, difference
+from lodger.plans.expand import names
+from lodger.plans.rollback import Rollback
+from lodger.release.manifest import installed as installed_services
 from lodger.release.manifest import manifest_text
 from lodger.release.render import render
 from lodger.release.service import Release
 from lodger.run.ledger import Ledger
-from lodger.run.runner import Plan
+from lodger.run.plan import Plan
 from lodger.states.neighbour_status import NeighbourStatus
+from lodger.states.pool_place import PoolPlace
+from lodger.states.target import Target, TargetOptions, TargetRelease
 from lodger.states.worker_drained import WorkerDrained
-from tests.unit.readings import base, deployed, installed, readings, record, release_files, router, worker
+from tests.unit.readings import base, deployed, installed, readings, record, release_files, router, serving, worker
 
 ROOT = CODE
 
@@ -38,14 +44,22 @@ def fleet() -> Fleet:
     return found.model_copy(update={"images": images})
 
 
-def plan(fleet: Fleet, host: str = "node1", contained: Callable[[str], bool] = lambda _: True) -> Plan:
-    return operate.deploy(fleet, fleet.hosts[host], runbook.load("deploy"), revision="r9", contained=contained)
+def request(fleet: Fleet, host: str = "node1", contained: Callable[[str], bool] = lambda _: True) -> Deploy:
+    return Deploy(fleet, fleet.hosts[host], runbook.load("deploy"), "r9", contains=contained)
+
+
+def plan(fleet: Fleet, read: Facts, host: str = "node1", contained: Callable[[str], bool] = lambda _: True) -> Plan:
+    return request(fleet, host, contained).plan(read, None)
+
+
+def target(fleet: Fleet, host: str = "node1", together: Sequence[str] = ()) -> Target:
+    return Target(fleet, fleet.hosts[host], TargetRelease(), options=TargetOptions(frozenset(together)))
 
 
 def on_host(release: Release, revision: str = "r1") -> Deployed:
     """Return what a host looks like after ``release`` was deployed."""
     root = f"/opt/lodger/releases/{release.id}"
-    text = manifest_text(release.id, release.host, revision, list(operate.managed(release).values()), {})
+    text = manifest_text(release.id, release.host, revision, list(release.by_name.values()), {})
     files = {f"{root}/{file.path}": HostFile(file.content, file.mode, "root") for file in release.files}
     files[f"{root}/manifest.json"] = HostFile(text, 0o644, "root")
     for file in release.files:
@@ -64,13 +78,14 @@ def holding(ours: Deployed) -> Facts:
 def test_a_worker_without_the_pools_draft_needs_no_weights_of_it(fleet: Fleet) -> None:
     host = fleet.hosts["node1"]
     alone = host.model_copy(update={"workers": {"a": host.workers["a"].model_copy(update={"engine": {"draft": None}})}})
-    steps, _ = plan(fleet.model_copy(update={"hosts": {**fleet.hosts, "node1": alone}})).build(holding(deployed()), None)
+    steps = plan(fleet.model_copy(update={"hosts": {**fleet.hosts, "node1": alone}}), holding(deployed())).steps
     assert [name for name in names(steps) if name.startswith("weights_present")] == ["weights_present(qwen3.8-27b-fp8)"]
 
 
 def test_a_fresh_host_gets_all_of_its_inventory(fleet: Fleet) -> None:
-    steps, params = plan(fleet, "node2").build(holding(deployed()), None)
-    assert params == {"release": render(fleet, fleet.hosts["node2"]).id}
+    found = plan(fleet, holding(deployed()), "node2")
+    steps = found.steps
+    assert found.params == {"release": render(fleet, fleet.hosts["node2"]).id}
     assert names(steps)[0] == "host_fit"
     assert names(steps)[-2:] == ["release_current", "old_releases_pruned"]
     assert {"neighbour_replaced(vllm-qwen.service)", "worker_ready(a)", "worker_ready(b)", "router_ready(router)"} <= set(
@@ -80,23 +95,24 @@ def test_a_fresh_host_gets_all_of_its_inventory(fleet: Fleet) -> None:
 
 def test_all_facts_of_a_deploy_are_foreseen_so_that_one_with_nothing_to_do_reads_once(fleet: Fleet) -> None:
     for host in fleet.hosts.values():
-        wanted = plan(fleet, host.name)
-        steps, _ = wanted.build(holding(on_host(render(fleet, host))), None)
-        asked = {fact.name for step in steps for fact in (*step.state.facts, *step.state.undo_facts)}
-        assert asked <= {fact.name for fact in wanted.first} | {facts.MACHINE.name, facts.LEDGER.name}
+        wanted = request(fleet, host.name)
+        found = wanted.plan(holding(on_host(render(fleet, host))), None)
+        assert set(found.facts) <= {*wanted.reads(), facts.MACHINE, facts.LEDGER}
+        # And the runbook is expanded once.
+        assert found.steps is wanted._expansion._steps
 
 
 def test_a_service_that_the_inventory_no_longer_names_goes(fleet: Fleet) -> None:
     old = worker("z", port=30009)
     there = deployed(("r1",), links={"worker-z": "r1"}, files=installed("r1", old))
-    assert "service_gone(worker-z)" in names(plan(fleet).build(holding(there), None)[0])
+    assert "service_gone(worker-z)" in names(plan(fleet, holding(there)).steps)
     # Also one that only a run which was cut off had installed.
     halfway = deployed(stored=("r0",), links={"worker-z": "r0"}, files=installed("r0", old))
-    assert "service_gone(worker-z)" in names(plan(fleet).build(holding(halfway), None)[0])
+    assert "service_gone(worker-z)" in names(plan(fleet, holding(halfway)).steps)
 
 
 def test_a_link_to_a_release_that_is_gone_is_no_service(fleet: Fleet) -> None:
-    assert operate.installed(deployed(links={"worker-z": "gone"})) == {}
+    assert installed_services(deployed(links={"worker-z": "gone"})) == {}
 
 
 def test_an_older_checkout_is_refused_and_names_both(fleet: Fleet) -> None:
@@ -108,49 +124,51 @@ def test_an_older_checkout_is_refused_and_names_both(fleet: Fleet) -> None:
         return False
 
     with pytest.raises(Refused) as caught:
-        plan(fleet, contained=contained).build(holding(there), None)
+        plan(fleet, holding(there), contained=contained)
     assert asked == ["abcdef1234567890"]
     assert "abcdef123456," in caught.value.cause
     assert there.current in caught.value.cause
     assert "--force" in caught.value.hint
-    assert plan(fleet, contained=lambda _: True).build(holding(there), None)
+    assert plan(fleet, holding(there), contained=lambda _: True)
 
 
 def test_a_fresh_host_has_no_revision_to_be_older_than(fleet: Fleet) -> None:
-    assert plan(fleet, contained=lambda _: False).build(holding(deployed()), None)
+    assert plan(fleet, holding(deployed()), contained=lambda _: False)
 
 
 def test_a_deployed_release_without_its_manifest_is_refused_in_words(fleet: Fleet) -> None:
     with pytest.raises(Refused, match="release r1 has no readable manifest"):
-        plan(fleet).build(holding(deployed(("r1",))), None)
+        plan(fleet, holding(deployed(("r1",))))
 
 
 def test_what_smoke_expects_survives_the_manifest(fleet: Fleet) -> None:
     host = fleet.hosts["node2"]
-    found = json.loads(json.dumps(operate.expectations(fleet, host)))
+    found = json.loads(json.dumps(expectations(fleet, host)))
     assert sorted(found) == ["worker-a", "worker-b"]
     for name, worker_of in host.workers.items():
         floor = capacity.floor(fleet, host, worker_of)
         assert floor is not None
-        assert operate.expectation(found[f"worker-{name}"]) == Expectation.of(fleet, host, worker_of, floor)
+        assert expectation(found[f"worker-{name}"]) == Expectation.of(fleet, host, worker_of, floor)
 
 
 def test_neighbours_share_gpus_only_with_policy_pause(fleet: Fleet) -> None:
-    host = fleet.hosts["node1"]
-    assert operate.neighbours(host) == {Owner("program", "aigc-creator"): host.neighbours["aigc-creator"].gpu_memory_mib}
-    assert operate.neighbours(fleet.hosts["node2"]) == {}
+    promised = fleet.hosts["node1"].neighbours["aigc-creator"].gpu_memory_mib
+    assert target(fleet).shares_gpus == {Owner("program", "aigc-creator"): promised}
+    assert target(fleet, "node2").shares_gpus == {}
 
 
 def test_workers_of_a_pool_and_its_router_take_turns(fleet: Fleet) -> None:
-    assert operate.turns(fleet.hosts["node2"]) == {"worker-a": "qwen38", "worker-b": "qwen38", "router": "qwen38"}
+    wanted = target(fleet, "node2")
+    assert {wanted.pool_of(name) for name in ("worker-a", "worker-b", "router")} == {"qwen38"}
+    assert wanted.pool_of("worker-z") == ""
 
 
 def test_a_worker_stands_at_every_router_of_its_pool_and_beside_all_others_of_it(fleet: Fleet) -> None:
-    wanted = operate.managed(render(fleet, fleet.hosts["node1"]))["worker-a"]
-    there = operate.place(fleet, fleet.hosts["node1"], wanted, ["node1", "node2"])
+    wanted = render(fleet, fleet.hosts["node1"]).by_name["worker-a"]
+    there = PoolPlace.of(target(fleet, together=["node1", "node2"]), wanted)
     assert there.seats == (RouterEntry("http://node2:30002", "http://node1:30000", changing=True),)
     assert [(mate.name, mate.changing) for mate in there.mates] == [("worker a on node2", True), ("worker b on node2", True)]
-    alone = operate.place(fleet, fleet.hosts["node1"], wanted, ["node1"])
+    alone = PoolPlace.of(target(fleet, together=["node1"]), wanted)
     assert [seat.changing for seat in alone.seats] == [False]
     assert there.former == ()
 
@@ -166,10 +184,10 @@ def test_a_worker_stands_at_every_router_of_its_pool_and_beside_all_others_of_it
 )
 def test_a_deploy_knows_where_the_routers_reach_what_runs_now(fleet: Fleet, runs: dict[str, Any], former: str) -> None:
     release = render(fleet, fleet.hosts["node1"])
-    was = replace(operate.managed(release)["worker-a"], config="old", **runs)
+    was = replace(release.by_name["worker-a"], config="old", **runs)
     files = installed("r1", was)
-    steps, _ = plan(fleet).build(holding(deployed(("r1",), links={"worker-a": "r1"}, files=files)), None)
-    (state,) = [step.state for step in steps if step.state.name == "worker_drained(a)"]
+    there = holding(deployed(("r1",), links={"worker-a": "r1"}, files=files))
+    (state,) = [step.state for step in plan(fleet, there).steps if step.state.name == "worker_drained(a)"]
     assert isinstance(state, WorkerDrained)
     assert [seat.worker for seat in state._place.former] == [former] * bool(former)
 
@@ -186,13 +204,17 @@ def test_a_mate_that_is_away_while_what_the_pool_serves_changes_is_named(
     fleet: Fleet, deployed_as: dict[str, str], mate: dict[str, str], told: bool
 ) -> None:
     release = render(fleet, fleet.hosts["node1"])
-    was = replace(operate.managed(release)["worker-a"], config="old", identity=deployed_as)
+    was = replace(release.by_name["worker-a"], config="old", identity=deployed_as)
     ours = deployed(("r1",), links={"worker-a": "r1"}, files=installed("r1", was))
-    where = operate.place(fleet, fleet.hosts["node1"], was)
+    where = PoolPlace.of(target(fleet), was)
     answers = {other.url: mate if other.name == "worker a on node2" else {"version": "0.5.19"} for other in where.mates}
-    read = readings({**base(deployed=ours), where.identities: answers, where.rotation: dict.fromkeys(["http://node2:30002"])})
+    running = {facts.serving_fact(was.container, was.unit, "node1"): serving(config="old")}
+    read = readings(
+        {**base(deployed=ours), **running, where.identities: answers, where.rotation: dict.fromkeys(["http://node2:30002"])}
+    )
     line = "worker a on node2 does not answer, and may come back as it was"
-    assert [one.startswith(line) for one in plan(fleet).remarks(read)] == [True] * told
+    drained = [step.state for step in plan(fleet, read).steps if step.state.name == "worker_drained(a)"]
+    assert [one.startswith(line) for state in drained for one in state.remarks(read)] == [True] * told
 
 
 def test_a_rollback_brings_the_earlier_key_back_before_the_workers(fleet: Fleet) -> None:
@@ -223,8 +245,8 @@ RECORD = record(
 def back(fleet: Fleet, ours: Deployed, ledger: Ledger | None = None) -> tuple[list[str], list[str]]:
     """Return the history that a rollback leaves and the names of its states."""
     host: Host = fleet.hosts["node1"]
-    steps, params = operate.rollback(fleet, host, runbook.load("rollback")).build(holding(ours), ledger)
-    return params["history"], names(steps)
+    found = Rollback(fleet, host, runbook.load("rollback")).plan(holding(ours), ledger)
+    return found.params["history"], names(found.steps)
 
 
 def left_behind(book: str, before: Deployed, history: list[str] | None = None) -> Ledger:
@@ -291,7 +313,7 @@ def test_a_history_that_does_not_end_with_what_is_current_is_no_way_back(fleet: 
 def test_a_manifest_that_names_no_services_is_refused_for_what_it_is(fleet: Fleet, data: dict[str, Any]) -> None:
     path = "/opt/lodger/releases/r2/manifest.json"
     there = replace(TWO, files={**TWO.files, path: HostFile(json.dumps(data), 0o644, "root")})
-    for build in (lambda: back(fleet, there), lambda: plan(fleet, contained=bool).build(holding(there), None)):
+    for build in (lambda: back(fleet, there), lambda: plan(fleet, holding(there), contained=bool)):
         with pytest.raises(Refused, match="release r2 has no readable manifest"):
             build()
 
@@ -352,7 +374,7 @@ def test_a_rollback_that_was_cut_off_keeps_its_target(fleet: Fleet) -> None:
 def test_nothing_differs_right_after_a_deploy(fleet: Fleet) -> None:
     for host in fleet.hosts.values():
         release = render(fleet, host)
-        assert operate.difference(on_host(release), release) == ""
+        assert difference(on_host(release), release) == ""
 
 
 def test_a_hand_edited_file_shows_as_what_would_be_mended(fleet: Fleet) -> None:
@@ -360,7 +382,7 @@ def test_a_hand_edited_file_shows_as_what_would_be_mended(fleet: Fleet) -> None:
     there = on_host(release)
     path = "/etc/systemd/system/lodger-worker-a.service"
     text = there.files[path].content.replace("TimeoutStopSec=", "TimeoutStopSec=1")
-    diff = operate.difference(replace(there, files={**there.files, path: HostFile(text, 0o644, "root")}), release)
+    diff = difference(replace(there, files={**there.files, path: HostFile(text, 0o644, "root")}), release)
     lines = diff.splitlines()
     assert lines[:2] == ["--- on the host/units/lodger-worker-a.service", "+++ to be/units/lodger-worker-a.service"]
     assert [line[:16] for line in lines[2:] if line[0] in "+-"] == ["-TimeoutStopSec=", "+TimeoutStopSec="]
@@ -368,7 +390,7 @@ def test_a_hand_edited_file_shows_as_what_would_be_mended(fleet: Fleet) -> None:
 
 def test_a_fresh_host_shows_every_file_as_new(fleet: Fleet) -> None:
     release = render(fleet, fleet.hosts["node2"])
-    lines = operate.difference(deployed(), release).splitlines()
+    lines = difference(deployed(), release).splitlines()
     assert [line for line in lines if line.startswith("+++")] == [f"+++ to be/{file.path}" for file in release.files]
     assert not [line for line in lines if line.startswith("-") and not line.startswith("---")]
 
@@ -378,11 +400,11 @@ def test_a_service_that_goes_shows_as_removed_and_a_release_that_only_lies_there
     there = on_host(release)
     old = installed("f0", worker("z"))
     linked = replace(there, links={**there.links, "worker-z": "f0"}, stored=(*there.stored, "f0"), files={**there.files, **old})
-    diff = operate.difference(linked, release)
+    diff = difference(linked, release)
     assert "--- on the host/worker-z/compose.yml" in diff
     assert "--- on the host/units/lodger-worker-z.service" in diff
     lying = {path: file for path, file in old.items() if path.startswith("/opt/lodger")}
-    assert operate.difference(replace(there, stored=(*there.stored, "f0"), files={**there.files, **lying}), release) == ""
+    assert difference(replace(there, stored=(*there.stored, "f0"), files={**there.files, **lying}), release) == ""
 
 
 def test_a_difference_ends_every_line_even_where_a_file_does_not(fleet: Fleet) -> None:
@@ -390,6 +412,6 @@ def test_a_difference_ends_every_line_even_where_a_file_does_not(fleet: Fleet) -
     there = on_host(release)
     path = f"/opt/lodger/releases/{release.id}/worker-a/compose.yml"
     cut = HostFile(there.files[path].content.rstrip("\n"), 0o644, "root")
-    diff = operate.difference(replace(there, files={**there.files, path: cut}), release)
+    diff = difference(replace(there, files={**there.files, path: cut}), release)
     assert diff.endswith("\n")
     assert len([line for line in diff.splitlines() if line[:1] in "+-" and line[:3] not in {"+++", "---"}]) == 2

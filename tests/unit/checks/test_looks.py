@@ -15,6 +15,8 @@ from paramiko.ssh_exception import NoValidConnectionsError
 
 from lodger import inventory
 from lodger.checkout import CODE
+from lodger.checks.smoke import smoke, workers_of
+from lodger.checks.verify import nothing_deployed, verify
 from lodger.errors import ConnectionFailed, LodgerError, Refused, UsageError
 from lodger.host import facts
 from lodger.host.command import Command, Result
@@ -22,13 +24,15 @@ from lodger.host.facts.base import Facts
 from lodger.host.facts.deployed import HostFile
 from lodger.host.ssh import unreached
 from lodger.inventory import Fleet, Host
-from lodger.plans import operate
+from lodger.plans import runbook
+from lodger.plans.carry_out import dry_run
+from lodger.plans.rollback import Rollback
 from lodger.release import pauses
-from lodger.run import session
-from lodger.run.runner import Plan
+from lodger.run.dry_run import DryRun
 from lodger.run.witness import Witnessed
-from lodger.tasks.program import summary
+from lodger.tasks.output import summary
 from lodger.weights.fetch import Fetch, FetchOptions
+from lodger.weights.session import fetch
 from tests.unit.readings import base, captured, deployed, readings
 
 ROOT = CODE
@@ -100,18 +104,15 @@ def witnesses(monkeypatch: pytest.MonkeyPatch, *passed: bool) -> list[str]:
 
 
 def test_a_verify_says_how_many_witnesses_agree(fleet: Fleet, node1: Host, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(session, "Ssh", Deployed)
+    monkeypatch.setattr("lodger.checks.look.Ssh", Deployed)
     witnesses(monkeypatch, True, True, True)
-    assert (
-        summary(replace(session.verify(fleet, meant(node1)), seconds=1.0))
-        == "node1: all 3 witnesses agree (1.0 s, 7 round trips)"
-    )
+    assert summary(replace(verify(fleet, meant(node1)), seconds=1.0)) == "node1: all 3 witnesses agree (1.0 s, 7 round trips)"
 
 
 def test_a_verify_that_fails_has_its_round_trips_counted(fleet: Fleet, node1: Host, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(session, "Ssh", Deployed)
+    monkeypatch.setattr("lodger.checks.look.Ssh", Deployed)
     witnesses(monkeypatch, True, False)
-    failed = session.verify(fleet, meant(node1))
+    failed = verify(fleet, meant(node1))
     assert failed.error is not None
     assert failed.error.what == "1 of 2 witnesses disagree"
     assert summary(replace(failed, seconds=1.0)) == "node1: failed (1.0 s, 7 round trips)"
@@ -120,9 +121,9 @@ def test_a_verify_that_fails_has_its_round_trips_counted(fleet: Fleet, node1: Ho
 def test_a_verify_where_nothing_is_deployed_says_so_instead_of_what_every_witness_misses(
     fleet: Fleet, node1: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(session, "Ssh", There)
+    monkeypatch.setattr("lodger.checks.look.Ssh", There)
     asked = witnesses(monkeypatch, False, False)
-    failed = session.verify(fleet, meant(node1))
+    failed = verify(fleet, meant(node1))
     assert failed.error is not None
     assert (str(failed.error), failed.error.hint) == ("node1: nothing of ours is deployed here", "./ops deploy --host node1")
     assert (failed.exit_code, asked) == (1, [])
@@ -131,9 +132,9 @@ def test_a_verify_where_nothing_is_deployed_says_so_instead_of_what_every_witnes
 def test_a_host_that_is_to_serve_nothing_is_verified_though_nothing_is_deployed(
     fleet: Fleet, node1: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(session, "Ssh", There)
+    monkeypatch.setattr("lodger.checks.look.Ssh", There)
     asked = witnesses(monkeypatch, True)
-    done = session.verify(fleet, meant(node1).model_copy(update={"workers": {}}))
+    done = verify(fleet, meant(node1).model_copy(update={"workers": {}}))
     assert (done.exit_code, asked != []) == (0, True)
 
 
@@ -147,22 +148,21 @@ def test_a_host_that_is_to_serve_nothing_is_verified_though_nothing_is_deployed(
     ],
 )
 def test_a_host_with_anything_of_ours_is_the_witnesses_to_judge(left: dict[str, Any]) -> None:
-    assert not session._bare(readings(base(**left)))
-    assert not session._bare(Facts({facts.DEPLOYED.name: (1, "no such file")}, "node1")), "nor one that cannot be read"
-    assert session._bare(readings(base()))
+    assert not nothing_deployed(readings(base(**left)))
+    assert not nothing_deployed(Facts({facts.DEPLOYED.name: (1, "no such file")}, "node1")), "nor one that cannot be read"
+    assert nothing_deployed(readings(base()))
 
 
 def test_a_smoke_says_whose_checks_passed(fleet: Fleet, node1: Host, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(session, "Ssh", There)
-    monkeypatch.setattr(operate, "serving", lambda *_: ("127.0.0.1", 30000))
-    monkeypatch.setattr(operate, "smoke", lambda *_, **__: lambda *_: "23 smoke checks passed")
-    done = session.smoke(fleet, meant(node1), None)
+    monkeypatch.setattr("lodger.checks.look.Ssh", There)
+    monkeypatch.setattr("lodger.checks.smoke.smoke_worker", lambda *_: "23 smoke checks passed")
+    done = smoke(fleet, meant(node1), None)
     assert [state.name for state in done.states] == ["worker-a"]
     assert summary(done).startswith("node1: every check of worker-a passed (")
 
 
 def test_a_look_at_what_would_be_asked_claims_nothing_of_the_host(fleet: Fleet, node1: Host) -> None:
-    assert summary(session.workers_of(fleet, node1, None)) == "node1: 1 to look at, nothing was asked (0.0 s)"
+    assert summary(workers_of(fleet, node1, None)) == "node1: 1 to look at, nothing was asked (0.0 s)"
 
 
 @pytest.mark.parametrize(
@@ -177,9 +177,9 @@ def test_a_look_at_what_would_be_asked_claims_nothing_of_the_host(fleet: Fleet, 
 def test_a_fetch_with_nothing_to_do_says_what_it_found(
     options: FetchOptions, found: str, fleet: Fleet, node1: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(session, "Ssh", There)
+    monkeypatch.setattr("lodger.weights.session.Ssh", There)
     monkeypatch.setattr(Fetch, "run", lambda *_: None)
-    (done,) = session.fetch(fleet, [node1], None, options, journals=tmp_path)
+    (done,) = fetch(fleet, [node1], None, options, journals=tmp_path)
     assert summary(done).startswith(f"node1: {found} (")
 
 
@@ -192,12 +192,12 @@ def test_a_fetch_with_nothing_to_do_says_what_it_found(
     ],
 )
 def test_a_plan_of_a_host_that_was_not_read_claims_no_comparison_and_its_word_is_that_of_its_exit_code(
-    error: LodgerError, word: str, code: int, node1: Host, monkeypatch: pytest.MonkeyPatch
+    error: LodgerError, word: str, code: int, fleet: Fleet, node1: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(session, "Ssh", away(error))
-    look = session.look(node1, lambda one: Plan("deploy", one.name, (), lambda *_: ([], {})))
+    monkeypatch.setattr("lodger.plans.carry_out.Ssh", away(error))
+    look = dry_run(Rollback(fleet, node1, runbook.load("rollback")))
     assert look.text().splitlines() == [
-        "node1: deploy",
+        "node1: rollback",
         f"{word}: node1: {error.what} (no route)",
         "  hint: look at its cable",
     ]
@@ -206,7 +206,7 @@ def test_a_plan_of_a_host_that_was_not_read_claims_no_comparison_and_its_word_is
 
 
 def test_a_plan_that_compared_says_that_no_file_differs() -> None:
-    look = session.DryRun("node1", "deploy", diff="")
+    look = DryRun("node1", "deploy", diff="")
     assert look.text().splitlines() == ["node1: deploy", "no file differs", "node1: nothing to change"]
     assert look.as_json()["diff"] == ""
 
