@@ -22,7 +22,7 @@ def test(asked: Asked, fast: bool = False) -> None:  # noqa: PT028  a task, no t
     for command in (["ruff", "check", "."], ["ruff", "format", "--check", "."], ["mypy"], ["lint-imports"]):
         if subprocess.call(command):
             raise LodgerError(f"`{' '.join(command)}` found something")
-    only = ["tests/unit", "tests/golden", "tests/engine"] if fast else []
+    only = ["tests/unit", "tests/golden", "tests/simulator"] if fast else []
     # Four at a time on two cores: tests on twins wait for half of their time. Long modules begin first (tests/conftest.py).
     pytest = [sys.executable, "-m", "pytest", "-n", "4", "--dist", "loadfile", "--no-loadscope-reorder"]
     raise Exit(code=subprocess.call([*pytest, *only]))

@@ -7,7 +7,8 @@ import re
 import pytest
 
 from lab.run import CHECKOUT
-from tests.lab.guards import GUARDS, Guard
+from tests.twins.guards import GUARDS
+from tests.twins.guards.guard import Guard
 
 
 @pytest.mark.parametrize("guard", GUARDS, ids=lambda guard: guard.against)
