@@ -2,7 +2,6 @@
 
 from tests.twins.guards.guard import Guard
 
-ENGINE = "lodger/engine.py"
 UNDO = "tests/twins/driver/test_undo.py"
 UPGRADE = "tests/twins/driver/test_upgrade.py"
 REFUSED = "tests/twins/driver/test_refusals.py"
@@ -11,50 +10,43 @@ CUT_OFF = "tests/twins/driver/test_cut_off.py"
 GUARDS = [
     Guard(
         "a boot in mid run",
-        ENGINE,
-        "elif run.boot != self._boot:",
+        "elif run.boot != self.session.boot:",
         "elif False:",
         f"{CUT_OFF}::test_a_reboot_in_mid_run_has_the_run_begin_again_with_the_first_state",
     ),
     Guard(
         "a locked dpkg",
-        ENGINE,
         "if state.only_waits and not run.begun:",
         "if False:",
         f"{REFUSED}::test_a_dpkg_that_is_locked_is_waited_for_and_then_it_is_a_refusal",
     ),
     Guard(
         "a GPU user that nobody declared",
-        "lodger/states/driver.py",
         "if ours or names(owner, read) & self.neighbours.keys():",  # two states look: each alone is no guard
         "if True:",
         f"{REFUSED}::test_what_stands_in_the_way_is_refused_by_name_and_nothing_is_stopped",
     ),
     Guard(
         "the driver's own daemon on the GPUs",
-        "lodger/states/driver.py",
         "systemctl stop nvidia-persistenced.service 2>/dev/null || true\\n",
         "",
         f"{UNDO}::test_a_failure_after_the_new_driver_was_loaded_goes_all_the_way_back",
     ),
     Guard(
         "needrestart after our installation",
-        "lodger/states/driver.py",
         " NEEDRESTART_SUSPEND=1",
         "",
         f"{UPGRADE}::test_the_driver_is_upgraded_and_everybody_is_back",
     ),
     Guard(
         "modules that an unloading took away before it failed",
-        "lodger/states/driver.py",
-        """{_load(before[KERNEL])}
+        """{load_script(before[KERNEL])}
 nvidia-smi""",
         "nvidia-smi",
         f"{UNDO}::test_a_failure_leaves_the_old_driver_with_everybody_back[phantom-user-]",
     ),
     Guard(
         "apt's own folder among ours",
-        "lodger/packages.py",
         ', "-o", "APT::Sandbox::User=root")',
         ")",
         f"{REFUSED}::test_every_gpu_user_is_traced_to_its_owner_and_once_declared_paused_and_put_back",
