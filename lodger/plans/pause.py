@@ -23,7 +23,7 @@ from lodger.states.target import PauseOrder, Target, TargetOptions, TargetReleas
 
 
 @dataclass(frozen=True)
-class Pause:
+class PauseWorker:
     """Give the GPUs of ``worker`` back, by ``who``, until ``until`` by the host's clock ("": until it is resumed).
 
     Raises UsageError for a worker that the host does not have, and for a time that is none.
@@ -68,7 +68,7 @@ class Pause:
 
 
 @dataclass(frozen=True)
-class Resume:
+class ResumeWorker:
     """Bring a paused ``worker`` back; ``patience`` is how long (s) it waits for who is on its GPUs.
 
     Raises UsageError for a worker that the host does not have.

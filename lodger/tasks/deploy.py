@@ -57,21 +57,21 @@ def rollback(asked: Asked) -> None:
 def pause(asked: Asked, until: str = "") -> None:
     """Give a worker's GPUs back for a while: out of its pool, stopped, and said to whoever logs in."""
     from lodger.plans import runbook
-    from lodger.plans.pause import Pause
+    from lodger.plans.pause import PauseWorker
 
     book, worker = runbook.load("pause"), _worker(asked)
     who = getpass.getuser()
-    _one_after_another(asked, [Pause(asked.fleet, host, book, worker, who, until) for host in asked.hosts])
+    _one_after_another(asked, [PauseWorker(asked.fleet, host, book, worker, who, until) for host in asked.hosts])
 
 
 @verb(*RUN, WORKER, help={"wait": "wait so many minutes for who is on its GPUs, instead of refusing"})
 def resume(asked: Asked, wait: int = 0) -> None:
     """Bring a paused worker back, once nobody is on its GPUs."""
     from lodger.plans import runbook
-    from lodger.plans.pause import Resume
+    from lodger.plans.pause import ResumeWorker
 
     book, worker = runbook.load("resume"), _worker(asked)
-    _one_after_another(asked, [Resume(asked.fleet, host, book, worker, wait * 60.0) for host in asked.hosts])
+    _one_after_another(asked, [ResumeWorker(asked.fleet, host, book, worker, wait * 60.0) for host in asked.hosts])
 
 
 def _worker(asked: Asked) -> str:

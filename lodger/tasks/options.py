@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Option:
+class TaskOption:
     """One option of several tasks: its name in Python, its value where it is not given, and what it means."""
 
     name: str
@@ -31,18 +31,18 @@ class Option:
     help: str
 
 
-HOST = Option("host", None, "NAME[,NAME] or all")
-HOSTS_DIR = Option("hosts_dir", None, "another inventory than hosts/ (also: LODGER_HOSTS)")
-JSON = Option("json", False, "print a JSON array, one object a host")
-DRY_RUN = Option("dry_run", False, "show what would be done and change nothing")
-BREAK_LOCK = Option("break_lock", False, "take over a lock whose owner has been silent too long")
-WORKER = Option("worker", None, "the worker's name on that host")
+HOST = TaskOption("host", None, "NAME[,NAME] or all")
+HOSTS_DIR = TaskOption("hosts_dir", None, "another inventory than hosts/ (also: LODGER_HOSTS)")
+JSON = TaskOption("json", False, "print a JSON array, one object a host")
+DRY_RUN = TaskOption("dry_run", False, "show what would be done and change nothing")
+BREAK_LOCK = TaskOption("break_lock", False, "take over a lock whose owner has been silent too long")
+WORKER = TaskOption("worker", None, "the worker's name on that host")
 
 HOSTS = (HOST, JSON, HOSTS_DIR)
 """Tasks that only look at hosts, or at their part of the inventory."""
 RUN = (HOST, DRY_RUN, JSON, HOSTS_DIR, BREAK_LOCK)
 """Tasks that change hosts."""
-LOOK = (HOST, Option("dry_run", False, "name what would be looked at, and contact no host"), JSON, HOSTS_DIR)
+LOOK = (HOST, TaskOption("dry_run", False, "name what would be looked at, and contact no host"), JSON, HOSTS_DIR)
 """Tasks that ask hosts, and change nothing."""
 
 
@@ -99,7 +99,7 @@ def chosen(fleet: Fleet, host: str | None) -> list[Host]:
 
 
 def verb(
-    *shared: Option, help: Mapping[str, str] | None = None, positional: Sequence[str] = (), name: str | None = None
+    *shared: TaskOption, help: Mapping[str, str] | None = None, positional: Sequence[str] = (), name: str | None = None
 ) -> Callable[[Callable[..., None]], Task[Any]]:
     """Make a task of a function: it gets what was ``Asked`` by the ``shared`` options, then its own parameters.
 

@@ -18,5 +18,5 @@ class Guard:
     @property
     def files(self) -> list[Path]:
         """The files of the product that have the text: one, or the guard is not known well enough to be taken out."""
-        sources = [*CHECKOUT.glob("lodger/**/*.py"), *CHECKOUT.glob("templates/**/*")]
+        sources = [*CHECKOUT.glob("lodger/**/*.py"), *CHECKOUT.glob("templates/**/*"), *CHECKOUT.glob("hosts/*.yml")]
         return sorted(path for path in sources if path.is_file() and self.text in path.read_text())

@@ -17,7 +17,7 @@ from lodger.plans import runbook
 from lodger.plans.deploy import Deploy, difference
 from lodger.plans.expand import names
 from lodger.plans.maintenance import Maintenance
-from lodger.plans.pause import Pause, Resume
+from lodger.plans.pause import PauseWorker, ResumeWorker
 from lodger.plans.request import Request
 from lodger.plans.rollback import Rollback
 from lodger.release.render import render
@@ -82,9 +82,9 @@ def test_a_plan_shows_no_difference_for_what_a_pause_left(fleet: Fleet) -> None:
 def test_a_pause_and_a_resume_are_lists_of_states(fleet: Fleet) -> None:
     node1 = fleet.hosts["node1"]
     read = stands(None)
-    pause = Pause(fleet, node1, runbook.load("pause"), "a", "wang", "18:00")
+    pause = PauseWorker(fleet, node1, runbook.load("pause"), "a", "wang", "18:00")
     assert asked(pause, read) == ["worker_leaving(a)", "service_stopped(worker-a)", "worker_paused(a)"]
-    resume = Resume(fleet, node1, runbook.load("resume"), "a")
+    resume = ResumeWorker(fleet, node1, runbook.load("resume"), "a")
     assert asked(resume, read) == [
         "gpus_free(worker-a)",
         "worker_unpaused(a)",
@@ -97,18 +97,18 @@ def test_a_pause_and_a_resume_are_lists_of_states(fleet: Fleet) -> None:
 def test_a_worker_that_is_not_there_is_bad_usage_or_a_refusal(fleet: Fleet) -> None:
     node1, book = fleet.hosts["node1"], runbook.load("pause")
     with pytest.raises(UsageError, match="has no worker z"):
-        Pause(fleet, node1, book, "z", who="wang")
+        PauseWorker(fleet, node1, book, "z", who="wang")
     with pytest.raises(UsageError, match="is no time"):
-        Pause(fleet, node1, book, "a", who="wang", until="soon")
+        PauseWorker(fleet, node1, book, "a", who="wang", until="soon")
     with pytest.raises(Refused, match="is past"):
-        Pause(fleet, node1, book, "a", who="wang", until="10:00").plan(stands(None), None)
+        PauseWorker(fleet, node1, book, "a", who="wang", until="10:00").plan(stands(None), None)
     with pytest.raises(Refused, match="not deployed"):
-        Resume(fleet, node1, runbook.load("resume"), "a").plan(readings(base()), None)
+        ResumeWorker(fleet, node1, runbook.load("resume"), "a").plan(readings(base()), None)
 
 
 def test_an_unfinished_pause_of_another_worker_is_ended_first(fleet: Fleet) -> None:
     node2 = fleet.hosts["node2"]
-    plan = Pause(fleet, node2, runbook.load("pause"), "a", who="wang")
+    plan = PauseWorker(fleet, node2, runbook.load("pause"), "a", who="wang")
     with pytest.raises(Refused, match="did not finish"):
         plan.plan(stands(None), Ledger("r", "pause", {"worker": "b"}, "wang", "{}"))
 
@@ -116,7 +116,7 @@ def test_an_unfinished_pause_of_another_worker_is_ended_first(fleet: Fleet) -> N
 @pytest.mark.parametrize(("others", "told"), [({}, True), ({"http://else:1": True}, False), ({"http://else:1": False}, True)])
 def test_pausing_the_only_worker_says_that_the_pool_answers_nothing(others: dict[str, bool], told: bool, fleet: Fleet) -> None:
     node2 = fleet.hosts["node2"]
-    plan = Pause(fleet, node2, runbook.load("pause"), "a", who="wang")
+    plan = PauseWorker(fleet, node2, runbook.load("pause"), "a", who="wang")
     files = installed("r1", replace(A, pool="qwen38"))
     place = PoolPlace.of(Target(fleet, node2, TargetRelease()), replace(A, pool="qwen38"))
     (seat,) = place.seats
