@@ -528,7 +528,7 @@ def test(_: Context, fast: bool = False) -> None:  # noqa: PT028  a task, no tes
 @task(name="deploy", help={"host": _HOST["host"], "hosts-dir": _HOST["hosts-dir"], "times": "how often each side is run"})
 @reports_errors
 def bench_deploy(_: Context, host: str | None = None, hosts_dir: str | None = None, times: int = 5) -> None:
-    """Print a deploy with nothing to do beside the floor: a bare paramiko program with the same fact script."""
+    """Print a deploy with nothing to do beside pyinfra, Ansible, Mitogen, ssh and bare paramiko, and what each looks at."""
     from bench import deploy as benchmark
 
     fleet = inventory(hosts_dir)
