@@ -10,8 +10,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from lodger.checkout import CODE as ROOT
 from lodger.errors import LodgerError
-from lodger.tasks.program import ROOT
 from lodger.terminal import table
 
 _LONGEST = 900.0  # seconds, an installation too

@@ -41,7 +41,8 @@ def run_smoke(
     from lodger.engines.sglang.smoke import smoke  # noqa: PLC0415
 
     held = key_on_host(transport, key) if isinstance(key, str) else key
-    with transport.forward(*at) as local, Client(f"http://127.0.0.1:{local}", held) as client:
+    with transport.forward(*at) as local:
+        client = Client(f"http://127.0.0.1:{local}", held)
         report = smoke(client, expected, progress=lambda check: progress(f"{check.name}: {check.detail}"))
     for check in report.failures:
         raise StateFailed(f"smoke check `{check.name}` failed: {check.detail}", hint=f"the setting is {check.setting}")

@@ -3,8 +3,8 @@
 import configparser
 
 import pytest
+import yaml
 from jinja2 import UndefinedError
-from ruamel.yaml import YAML
 
 from lodger import inventory
 from lodger.engines.sglang.router_api import MUST_MATCH
@@ -63,7 +63,7 @@ def test_virtual_address_is_rendered_only_where_the_site_wants_it(fleet: Fleet) 
 def test_router_beside_differs_in_policy_ports_and_name_alone(fleet: Fleet) -> None:
     host = fleet.hosts["node2"]
     beside = router_beside(fleet, host, "round_robin", 29100, 29101)
-    data = YAML(typ="safe").load(beside.files[0].content)["services"]["router"]
+    data = yaml.safe_load(beside.files[0].content)["services"]["router"]
     deployed = compose(render(fleet, host), "router")
     own = {"--policy": ["round_robin"], "--host": ["127.0.0.1"], "--port": ["29100"], "--prometheus-port": ["29101"]}
     assert values(data["command"]) == {**values(deployed["command"]), **own}
