@@ -1,1 +1,44 @@
-"""What Lodger asks of an engine, and each engine in a folder of its own."""
+"""What Lodger asks of an engine, and each engine in a folder of its own.
+
+Whoever needs an engine's words asks :class:`Engine` for them. What engines have in common stands beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol
+
+from lodger.engines.log import LogLines
+from lodger.engines.sglang.engine import Sglang
+from lodger.inventory import Fleet, Image
+
+
+class Engine(Protocol):
+    """All that is asked of an engine."""
+
+    name: str
+    """What a manifest calls it."""
+    log: LogLines
+    """The lines of its log."""
+
+
+DEFAULT: Engine = Sglang()
+"""The engine of a manifest that names none: those of the first releases."""
+
+ENGINES: Mapping[str, Engine] = {engine.name: engine for engine in (DEFAULT,)}
+
+
+def named(name: str) -> Engine:
+    """Return the engine that a manifest names; raise KeyError for one that this Lodger does not have."""
+    return ENGINES[name]
+
+
+def engine_in(image: Image) -> Engine:
+    """Return the engine in an image, which has its router as well. There is one engine, so the inventory need not name it."""
+    del image
+    return DEFAULT
+
+
+def engine_of(fleet: Fleet, pool: str) -> Engine:
+    """Return the engine that serves a pool."""
+    return engine_in(fleet.images[fleet.pools[pool].image])

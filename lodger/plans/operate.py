@@ -59,6 +59,7 @@ def managed(release: Release) -> dict[str, Service]:
             identity=service.identity,
             address=service.address,
             key=service.key,
+            engine=service.engine,
         )
         for service in release.services
     }

@@ -12,6 +12,7 @@ from itertools import pairwise
 from types import MappingProxyType
 from typing import Literal
 
+from lodger.engines import engine_in
 from lodger.errors import InventoryError
 from lodger.host import paths
 from lodger.inventory import Fleet, Host, Image, Router, Worker
@@ -104,6 +105,7 @@ def _worker(fleet: Fleet, host: Host, worker: Worker) -> RenderedService:
         },
         key=api_keys.of(fleet, pool.name),
         pool=pool.name,
+        engine=engine_in(image).name,
         listen=worker.listen,
         address=reached(host),
         identity={
@@ -150,6 +152,7 @@ def _router(fleet: Fleet, host: Host, router: Router, name: str = "router") -> R
         changing={"worker_urls": ()},
         key=api_keys.of(fleet, pool.name),
         pool=pool.name,
+        engine=engine_in(image).name,
         listen=router.listen,
         address=reached(host),
         identity={},
@@ -174,6 +177,7 @@ def _service(
     listen: str,
     identity: Mapping[str, str],
     address: str,
+    engine: str,
     changing: Mapping[str, object] = MappingProxyType({}),
     more: tuple[File, ...] = (),
 ) -> RenderedService:
@@ -223,4 +227,5 @@ def _service(
         identity=identity,
         address=address,
         key=key.mark if key else "",
+        engine=engine,
     )

@@ -11,6 +11,8 @@ from functools import partial
 from typing import Any
 
 from lodger.checks.affinity import trials
+from lodger.engines import engine_of
+from lodger.engines.log import LogLines
 from lodger.engines.sglang.client import Client, dig
 from lodger.errors import Refused, StateFailed, UsageError
 from lodger.host import facts, paths
@@ -139,9 +141,10 @@ def _trial(
     with connection.forward(address, port) as local, _client(fleet, pool.name, local) as client:
         sends = trials.send(client, fleet.models[pool.model].served_name or pool.model, texts, size)
     time.sleep(0.5)  # an engine logs a request just after its client has the end of it
+    lines = engine_of(fleet, pool.name).log
     logs = {
-        f"{host.name}/{worker}": trials.read_log(
-            connections[host.name].run(_log(f"lodger-worker-{worker}", began[host.name])).check(host.name).stdout
+        f"{host.name}/{worker}": lines.read_requests(
+            connections[host.name].run(_log(f"lodger-worker-{worker}", began[host.name], lines)).check(host.name).stdout
         )
         for host, worker in workers
     }
@@ -153,10 +156,10 @@ def _client(fleet: Fleet, pool: str, port: int) -> Client:
     return Client(f"http://127.0.0.1:{port}", key.secret if key is not None else None)
 
 
-def _log(container: str, since: str) -> Command:
+def _log(container: str, since: str, lines: LogLines) -> Command:
     """Return the command that prints the lines of a container's log that tell who served what."""
     script = f"{quote(['docker', 'logs', '--since', since, container])} 2>&1"
-    return Command(f"{script} | grep -E 'Prefill batch|request.finished' | tail -n {_LOG_LINES}", why="read the worker's log")
+    return Command(f"{script} | grep -E {quote([lines.requests])} | tail -n {_LOG_LINES}", why="read the worker's log")
 
 
 @contextmanager

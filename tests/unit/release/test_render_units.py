@@ -143,7 +143,7 @@ def test_a_change_of_the_unit_alone_is_a_change_of_the_service(fleet: Fleet) -> 
 def test_release_id_covers_path_mode_and_content() -> None:
     def release(file: File) -> str:
         return Release(
-            "h", (RenderedService("n", "router", "u", (file,), "c", "n", "i", 1, (), 1, 1, "p", "127.0.0.1", {}, "h", ""),)
+            "h", (RenderedService("n", "router", "u", (file,), "c", "n", "i", 1, (), 1, 1, "p", "127.0.0.1", {}, "h", "", "e"),)
         ).id
 
     ids = {release(File(*args)) for args in (("a", "x"), ("b", "x"), ("a", "y"), ("a", "x", 0o600))}

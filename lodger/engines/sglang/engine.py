@@ -1,0 +1,13 @@
+"""SGLang, as the rest of Lodger asks it."""
+
+from __future__ import annotations
+
+from lodger.engines.log import LogLines
+from lodger.engines.sglang import log
+
+
+class Sglang:
+    """SGLang 0.5.17 to 0.5.19, with sglang-router 0.2.4."""
+
+    name: str = "sglang"
+    log: LogLines = log.LINES
