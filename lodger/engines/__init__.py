@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Protocol
 
 from lodger.engines.log import LogLines
+from lodger.engines.pool import PoolApi
 from lodger.engines.sglang.engine import Sglang
 from lodger.inventory import Fleet, Image
 
@@ -20,6 +21,8 @@ class Engine(Protocol):
     """What a manifest calls it."""
     log: LogLines
     """The lines of its log."""
+    pool: PoolApi
+    """How its workers and routers are asked, and told."""
 
 
 DEFAULT: Engine = Sglang()

@@ -9,7 +9,8 @@ from types import MappingProxyType
 from typing import Any
 
 from lodger import capacity
-from lodger.engines.sglang.router_api import PoolMember, RouterEntry, differences, header
+from lodger.engines import named
+from lodger.engines.pool import PoolMember, RouterEntry
 from lodger.engines.sglang.smoke import EngineFacts, Expectation
 from lodger.errors import InventoryError, Refused, StateFailed, UsageError
 from lodger.host import facts, paths
@@ -114,7 +115,7 @@ def smoke(
     wanted = expectation(expected)
 
     def run(transport: Transport, address: str, port: int, progress: Callable[[str], None]) -> str:
-        from lodger.engines.sglang.client import Client  # noqa: PLC0415  httpx takes its time, and most tasks do without
+        from lodger.engines.client import Client  # noqa: PLC0415  httpx takes its time, and most tasks do without
         from lodger.engines.sglang.smoke import smoke as ask  # noqa: PLC0415
 
         held = _held(transport, key) if isinstance(key, str) else key
@@ -183,7 +184,7 @@ def place(fleet: Fleet, host: Host, service: Service, together: Collection[str] 
     now = seats(service)
     former = tuple(seat for seat in (seats(runs) if runs else ()) if seat not in now)
     own = url(host.name, host, service.listen, service.port)
-    return PoolPlace(own, now, tuple(mates), _keyring(fleet, service), former)
+    return PoolPlace(own, now, tuple(mates), _keyring(fleet, service), former, named(service.engine).pool)
 
 
 def roll(fleet: Fleet, host: Host, services: Mapping[str, Service], together: Collection[str] = ()) -> RouterMembers | None:
@@ -203,13 +204,15 @@ def roll(fleet: Fleet, host: Host, services: Mapping[str, Service], together: Co
         if service.kind == "worker" and service.pool in {"", pool}:
             here = url(host.name, host, service.listen, service.port)
             members.append(PoolMember(f"{service.name} on {host.name}", here, changing=True))
-    return RouterMembers(url(host.name, host, router.listen, router.port), tuple(members), _keyring(fleet, router))
+    return RouterMembers(
+        url(host.name, host, router.listen, router.port), tuple(members), _keyring(fleet, router), named(router.engine).pool
+    )
 
 
 def _keyring(fleet: Fleet, service: Service) -> PoolKey:
     pool = service.pool
     keyed = bool(service.key) or (pool in fleet.pools and fleet.pools[pool].api_key_file is not None)
-    return PoolKey(header(pool, keyed), pool, service.key)
+    return PoolKey(paths.key(pool) if keyed else "", pool, service.key)
 
 
 def places(
@@ -317,7 +320,7 @@ def _left_behind(read: Facts, at: Situation) -> Iterator[str]:
     changed = [
         at.places[name]
         for name, service in at.services.items()
-        if name in present and differences(present[name].identity, service.identity)
+        if name in present and at.places[name].api.differences(present[name].identity, service.identity)
     ]
     silent = {mate.name for where in changed for mate in where.mates if where.is_silent(mate, read) and not mate.changing}
     for name in sorted(silent):

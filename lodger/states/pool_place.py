@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from lodger.engines.sglang import router_api
-from lodger.engines.sglang.router_api import Identities, OtherKey, PoolMember, RouterEntry, RouterList
+from lodger.engines import DEFAULT
+from lodger.engines.pool import Identities, OtherKey, PoolApi, PoolMember, RouterEntry, RouterList
 from lodger.host import facts
 from lodger.host.command import Command
 from lodger.host.facts.base import Fact, Facts
@@ -55,7 +55,7 @@ class PoolPlace:
     """Where a worker stands in its pool.
 
     ``seats`` are its places at the pool's routers, ``former`` those of what runs now where it is reached elsewhere, ``mates``
-    the pool's other workers, ``own`` its own URL, ``keyring`` what all of them ask for.
+    the pool's other workers, ``own`` its own URL, ``keyring`` what all of them ask for, ``api`` how they are asked.
     """
 
     own: str = ""
@@ -63,6 +63,7 @@ class PoolPlace:
     mates: tuple[PoolMember, ...] = ()
     keyring: PoolKey = NO_KEY
     former: tuple[RouterEntry, ...] = ()
+    api: PoolApi = DEFAULT.pool
 
     @property
     def key(self) -> str:
@@ -72,13 +73,13 @@ class PoolPlace:
     @property
     def rotation(self) -> Fact[RouterList]:
         """What its routers list."""
-        return router_api.rotation_fact([seat.router for seat in self.seats], self.key)
+        return self.api.rotation_fact([seat.router for seat in self.seats], self.key)
 
     @property
     def identities(self) -> Fact[Identities]:
         """What it serves, and its mates where a router mixes them."""
         urls = [self.own, *(mate.url for mate in self.mates if self.seats)] if self.own else []
-        return router_api.identities_fact(urls, self.key)
+        return self.api.identities_fact(urls, self.key)
 
     @property
     def facts(self) -> tuple[Fact[Any], ...]:
@@ -107,7 +108,7 @@ class PoolPlace:
         """Return who would not serve the same as ``wanted`` once this command is done, and who asks for another key."""
         found = []
         for mate in self.mates:
-            differs = router_api.differences(read[self.identities].get(mate.url, {}), wanted)
+            differs = self.api.differences(read[self.identities].get(mate.url, {}), wanted)
             if differs and not mate.changing:
                 what = f"{mate.name} does not serve what the rest of its pool is to serve"
                 found.append(
@@ -123,20 +124,21 @@ class PoolPlace:
         others = {url for listed in read[self.rotation].values() for url, healthy in (listed or {}).items() if healthy}
         if others - {seat.worker for seat in (*self.seats, *self.former)} or (self.mates and not self.seats):
             return ""
-        took = read[self.identities].get(self.own, {}).get("scheduler_e2e", "")
-        least = f"its last start took {float(took):.0f} s" if took else f"a start may take {start:.0f} s"
+        took = self.api.start_s(read[self.identities].get(self.own, {}))
+        least = f"its last start took {took:.0f} s" if took is not None else f"a start may take {start:.0f} s"
         return f"; nobody else serves the pool: there will be no answers until it is ready again ({least})"
 
 
 def take_out(place: PoolPlace, seats: Sequence[RouterEntry], serving: facts.Serving, service: Service) -> list[Command]:
-    wait = router_api.drained(f"http://{serving.address}:{serving.port}", place.key, int(service.stop))
-    return [*(router_api.leave(seat, place.key) for seat in seats), *([wait] if serving.address else [])]
+    wait = place.api.drained(f"http://{serving.address}:{serving.port}", place.key, int(service.stop))
+    return [*(place.api.leave(seat, place.key) for seat in seats), *([wait] if serving.address else [])]
 
 
 @dataclass(frozen=True)
 class RouterMembers:
-    """Who is to stand behind one router: its URL on its own host, its workers, and what all of them ask for."""
+    """Who is to stand behind one router: its URL on its own host, its workers, the key they ask for, how they are asked."""
 
     router: str
     members: tuple[PoolMember, ...] = ()
     keyring: PoolKey = NO_KEY
+    api: PoolApi = DEFAULT.pool

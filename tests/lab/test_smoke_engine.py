@@ -20,7 +20,7 @@ from pathlib import Path
 import pytest
 from ruamel.yaml import YAML
 
-from lodger.engines.sglang.client import Client
+from lodger.engines.client import Client
 from lodger.engines.sglang.smoke import Expectation, SmokeCheck, SmokeReport, smoke
 from lodger.inventory import Fleet, Host
 from lodger.inventory.load import load

@@ -11,9 +11,9 @@ from functools import partial
 from typing import Any
 
 from lodger.checks.affinity import trials
-from lodger.engines import engine_of
+from lodger.engines import Engine, engine_of
+from lodger.engines.client import Client
 from lodger.engines.log import LogLines
-from lodger.engines.sglang.client import Client, dig
 from lodger.errors import Refused, StateFailed, UsageError
 from lodger.host import facts, paths
 from lodger.host.command import Command, Transport, quote, run
@@ -107,11 +107,11 @@ def _trials(fleet: Fleet, host: Host, pool: Pool, prefixes: int, say: Say) -> tu
         connections = {name: stack.enter_context(Ssh(one)) for name, one in names.items()}
         for name, connection in connections.items():
             recognise(connection, names[name])
-        router = connections[host.name]
+        router, engine = connections[host.name], engine_of(fleet, pool.name)
 
         own = operate.serving(router, host, "router")
         with router.forward(*own) as local, _client(fleet, pool.name, local) as client:
-            size = _healthy(client)
+            size = engine.pool.healthy(client)
         if not size:
             raise StateFailed("the router has no healthy worker", hint="./ops verify names what is wrong", host=host.name)
         count = prefixes or 3 * size
@@ -175,7 +175,7 @@ def _beside(connection: Ssh, fleet: Fleet, host: Host, workers: int, say: Say) -
     connection.run(_start(service)).check(host.name)
     try:
         with connection.forward("127.0.0.1", port) as local, _client(fleet, service.pool, local) as client:
-            _wait(client, workers, host.name)
+            _wait(engine_of(fleet, service.pool), client, workers, host.name)
         yield "127.0.0.1", port
     finally:
         connection.run(run("systemctl", "stop", _UNIT, why="remove the second router", timeout=120.0, ok=(0, 5)))
@@ -204,14 +204,9 @@ def _start(service: RenderedService) -> Command:
     return Command(script, why="start a second router", stdin=content.encode())
 
 
-def _healthy(client: Client) -> int:
-    """Return how many workers a router believes in."""
-    return sum(bool(dig(one, "is_healthy")) for one in dig(client.get("/workers").body, "workers") or [])
-
-
-def _wait(client: Client, workers: int, host: str) -> None:
+def _wait(engine: Engine, client: Client, workers: int, host: str) -> None:
     end = time.monotonic() + _START
-    while (healthy := _healthy(client)) < workers:
+    while (healthy := engine.pool.healthy(client)) < workers:
         if time.monotonic() > end:
             raise StateFailed(
                 f"the second router knows {healthy} of {workers} workers after {_START:.0f} s",

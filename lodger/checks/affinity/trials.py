@@ -18,8 +18,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
+from lodger.engines.client import Client, Stream, dig
 from lodger.engines.log import Prefill, WorkerLog
-from lodger.engines.sglang.client import Client, Stream, dig
 from lodger.errors import StateFailed
 
 _LONGEST = 18000  # tokens of the longest prefix, 6 s of reading; the shortest has a third of it

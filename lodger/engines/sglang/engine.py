@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from lodger.engines.log import LogLines
-from lodger.engines.sglang import log
+from lodger.engines.pool import PoolApi
+from lodger.engines.sglang import log, router_api
 
 
 class Sglang:
@@ -11,3 +12,4 @@ class Sglang:
 
     name: str = "sglang"
     log: LogLines = log.LINES
+    pool: PoolApi = router_api

@@ -9,7 +9,7 @@ import pytest
 
 from lodger import capacity, inventory
 from lodger.checkout import CODE
-from lodger.engines.sglang.router_api import RouterEntry
+from lodger.engines.pool import RouterEntry
 from lodger.engines.sglang.smoke import Expectation
 from lodger.errors import Refused
 from lodger.host import facts

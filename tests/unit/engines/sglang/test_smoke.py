@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 
 from lodger.checkout import CODE
+from lodger.engines.client import Answer, Client, Stream, StreamEvent, dig, sse_payloads
 from lodger.engines.sglang import smoke
-from lodger.engines.sglang.client import Answer, Client, Stream, StreamEvent, dig, sse_payloads
 from lodger.engines.sglang.smoke import EngineFacts, Expectation
 from lodger.host.command import Secret
 
