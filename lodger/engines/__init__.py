@@ -11,11 +11,15 @@ from typing import Protocol
 from lodger.engines.log import LogLines
 from lodger.engines.pool import PoolApi
 from lodger.engines.sglang.engine import Sglang
-from lodger.inventory import Fleet, Image
+from lodger.inventory import Fleet, Image, Worker
 
 
 class Engine(Protocol):
-    """All that is asked of an engine."""
+    """All that is asked of an engine.
+
+    Its command line, where its readiness is asked, and what starts it with a key are files in ``templates/NAME/``:
+    ``worker.compose.yml.j2`` with a service ``engine``, ``router.compose.yml.j2`` with a service ``router``, ``starter.py``.
+    """
 
     name: str
     """What a manifest calls it."""
@@ -23,6 +27,9 @@ class Engine(Protocol):
     """The lines of its log."""
     pool: PoolApi
     """How its workers and routers are asked, and told."""
+
+    def identity(self, fleet: Fleet, worker: Worker) -> Mapping[str, str]:
+        """Return what ``worker`` is to say that it serves, by the engine's own names."""
 
 
 DEFAULT: Engine = Sglang()

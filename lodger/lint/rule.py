@@ -139,7 +139,7 @@ class View:
         ]
         own = _texts(fleet.folder / "runbooks", "*.md")
         return cls(
-            fleet, hosts, workers, _texts(root / "templates", "*.compose.yml.j2"), _texts(root / "runbooks", "*.md") | own
+            fleet, hosts, workers, _texts(root / "templates", "**/*.compose.yml.j2"), _texts(root / "runbooks", "*.md") | own
         )
 
     def images(self) -> Iterator[Image]:

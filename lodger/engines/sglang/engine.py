@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from lodger.engines.log import LogLines
 from lodger.engines.pool import PoolApi
-from lodger.engines.sglang import log, router_api
+from lodger.engines.sglang import launch, log, router_api
+from lodger.inventory import Fleet, Worker
 
 
 class Sglang:
@@ -13,3 +14,7 @@ class Sglang:
     name: str = "sglang"
     log: LogLines = log.LINES
     pool: PoolApi = router_api
+
+    def identity(self, fleet: Fleet, worker: Worker) -> dict[str, str]:
+        """Return what ``worker`` is to say that it serves."""
+        return launch.identity(fleet, worker)

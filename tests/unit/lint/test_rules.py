@@ -91,7 +91,7 @@ def written(folder: Path, change: str) -> tuple[Fleet, View]:
                 content = json.loads((target / file_name).read_text())
                 (target / file_name).write_text(json.dumps(merged(content, changes[key])))
     fleet = inventory.load(folder)
-    templates = {path.name: path.read_text() for path in (ROOT / "templates").glob("*.compose.yml.j2")}
+    templates = {path.name: path.read_text() for path in (ROOT / "templates" / "sglang").glob("*.compose.yml.j2")}
     for key, text in changes.items():
         if key.endswith("_template"):
             templates[f"{key.removesuffix('_template')}.compose.yml.j2"] = text
