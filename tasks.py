@@ -329,10 +329,11 @@ def render(c: Context, out: str, host: str | None = None, hosts_dir: str | None 
 
 def _linted(fleet: Fleet, hosts: list[Host]) -> None:
     """Refuse what is known to break; tell the rest."""
-    from lodger import lint as rules
+    from lodger import lint
+    from lodger.checks import lint as rules
 
     found = rules.check(fleet, hosts)
-    rules.refuse(found)
+    lint.refuse(found)
     for finding in found:
         print(finding, file=sys.stderr)
 
@@ -342,10 +343,11 @@ def _linted(fleet: Fleet, hosts: list[Host]) -> None:
 def lint(c: Context, hosts_dir: str | None = None, json: bool = False) -> None:
     """Name what in the inventory is known to break, by numbered rules; no host is contacted."""
     del c
-    from lodger import lint as rules
+    from lodger import lint as findings
+    from lodger.checks import lint as rules
 
     found = rules.check(inventory(hosts_dir))
-    grave = len(rules.errors(found))
+    grave = len(findings.errors(found))
     if json:
         print_json([finding.as_json() for finding in found])
     else:
@@ -375,12 +377,13 @@ def capacity(
     """Show where each GPU's memory goes, how much runs at once, and what to change to get more; no host is contacted."""
     del c
     from lodger.capacity import report
+    from lodger.checks import capacity as worked_out
 
     fleet = inventory(hosts_dir)
     hosts = chosen(fleet, host)
     if learn:
-        print(report.learn(fleet, hosts, learn), file=sys.stderr)
-    found = report.of(fleet, hosts, solve)
+        print(worked_out.learn(fleet, hosts, learn), file=sys.stderr)
+    found = worked_out.of(fleet, hosts, solve)
     if svg:
         report.picture(found, Path(svg))
     if json:

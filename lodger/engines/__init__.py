@@ -8,10 +8,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Protocol
 
+from lodger.capacity import Subject
 from lodger.engines.log import LogLines
 from lodger.engines.pool import PoolApi
 from lodger.engines.sglang.engine import Sglang
 from lodger.inventory import Fleet, Image, Worker
+from lodger.lint.rule import Rule
 
 
 class Engine(Protocol):
@@ -27,6 +29,16 @@ class Engine(Protocol):
     """The lines of its log."""
     pool: PoolApi
     """How its workers and routers are asked, and told."""
+    subject: type[Subject]
+    """How much its workers can serve."""
+    image_room: int
+    """Bytes that a host needs while one of its images is pulled."""
+
+    def cuda(self, image: Image) -> str:
+        """Return the CUDA release in an image, "" where nothing says it."""
+
+    def rules(self) -> Mapping[str, Rule]:
+        """Return what is known to break with it, by number."""
 
     def identity(self, fleet: Fleet, worker: Worker) -> Mapping[str, str]:
         """Return what ``worker`` is to say that it serves, by the engine's own names."""

@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Any
 
 from lodger import capacity
-from lodger.engines import named
+from lodger.engines import engine_in, engine_of, named
 from lodger.engines.pool import PoolMember, RouterEntry
 from lodger.engines.sglang.smoke import EngineFacts, Expectation
 from lodger.errors import InventoryError, Refused, StateFailed, UsageError
@@ -17,8 +17,9 @@ from lodger.host import facts, paths
 from lodger.host.command import Command, Secret, Transport, quote
 from lodger.host.facts.base import Fact, Facts
 from lodger.host.facts.deployed import Deployed
+from lodger.host.nvidia import version_key
 from lodger.host.ownership import Owner
-from lodger.inventory import Fleet, Host
+from lodger.inventory import Fleet, Host, Worker
 from lodger.plans.runbook import Runbook, annotated, expand
 from lodger.release import api_keys, pauses
 from lodger.release.api_keys import ApiKey
@@ -37,7 +38,6 @@ from lodger.states.release_staged import Content
 from lodger.states.smoke_passed import Smoke
 from lodger.states.worker_pause import AutoResume, unit_honours_pause, unit_ignores_pause
 
-ENGINE_IMAGE_ROOM = 40 * 2**30  # bytes: 17.3 GiB compressed is kept while about twice that is unpacked
 _FIRST: tuple[Fact[Any], ...] = (facts.MACHINE, facts.DEPLOYED, *facts.FOOTPRINT)
 
 
@@ -69,10 +69,14 @@ def managed(release: Release) -> dict[str, Service]:
 def expectations(fleet: Fleet, host: Host) -> dict[str, dict[str, Any]]:
     """Return what smoke expects of each worker, as JSON for the manifest; the KV pool's floor is that of the capacity plan."""
     found = {
-        f"worker-{name}": asdict(Expectation.of(fleet, host, worker, capacity.floor(fleet, host, worker)))
+        f"worker-{name}": asdict(Expectation.of(fleet, host, worker, capacity.floor(_subject(fleet, host, worker))))
         for name, worker in host.workers.items()
     }
     return {name: {**values, "own": sorted(values["own"])} for name, values in found.items()}
+
+
+def _subject(fleet: Fleet, host: Host, worker: Worker) -> capacity.Subject | None:
+    return engine_of(fleet, worker.pool).subject.of(fleet, host, worker)
 
 
 def expectation(data: Mapping[str, Any]) -> Expectation:
@@ -95,7 +99,9 @@ def learning(fleet: Fleet, host: Host, service: str) -> Learn:
     def learn(engine: EngineFacts) -> str:
         if engine.max_total_num_tokens is None:
             return ""
-        compared = capacity.learn(fleet, host, worker, engine.max_total_num_tokens, engine.effective_max_running_requests)
+        compared = capacity.learn(
+            _subject(fleet, host, worker), engine.max_total_num_tokens, engine.effective_max_running_requests
+        )
         return f"; capacity: {compared}" if compared else ""
 
     return learn
@@ -256,7 +262,7 @@ def deploy(
     expected = expectations(fleet, host)
     text = manifest_text(release.id, host.name, revision, list(wanted.values()), expected)
     pools = [fleet.pools[worker.pool] for worker in host.workers.values()]
-    engine_images = {fleet.images[pool.image].reference for pool in pools}
+    images = [fleet.images[pool.image] for pool in pools]
 
     def situation(present: Mapping[str, Service], paused: Collection[str] = ()) -> Situation:
         gone = {name: service for name, service in present.items() if name not in wanted}
@@ -268,7 +274,7 @@ def deploy(
             driver=host.driver,
             gpu_count=host.gpus.count,
             gpu_memory=host.gpus.memory_mib,
-            cuda=max((fleet.images[pool.image].cuda or "" for pool in pools), default=""),
+            cuda=max((engine_in(image).cuda(image) for image in images), key=version_key, default=""),
             files={file.path: Content(file.content, file.mode) for file in release.files},
             manifest=text,
             gone=gone,
@@ -276,7 +282,7 @@ def deploy(
                 name: (f"{host.models_dir}/{fleet.models[name].directory}", fleet.models[name].size_bytes)
                 for name in fleet.models_of(host)
             },
-            image_room=dict.fromkeys(engine_images, ENGINE_IMAGE_ROOM),
+            image_room={image.reference: engine_in(image).image_room for image in images},
             turns=turns(host, gone),
             neighbours=neighbours(host),
             replaced=tuple((n.kind, name) for name, n in host.neighbours.items() if n.policy == "replace"),

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+from lodger.capacity import Subject
 from lodger.engines.log import LogLines
 from lodger.engines.pool import PoolApi
 from lodger.engines.sglang import launch, log, router_api
-from lodger.inventory import Fleet, Worker
+from lodger.engines.sglang.capacity.subject import SglangSubject
+from lodger.engines.sglang.image import cuda
+from lodger.inventory import Fleet, Image, Worker
+from lodger.lint.rule import Rule
 
 
 class Sglang:
@@ -14,6 +20,18 @@ class Sglang:
     name: str = "sglang"
     log: LogLines = log.LINES
     pool: PoolApi = router_api
+    subject: type[Subject] = SglangSubject
+    image_room: int = 40 * 2**30  # 17.3 GiB compressed is kept while about twice that is unpacked
+
+    def cuda(self, image: Image) -> str:
+        """Return the CUDA release in an image, "" where nothing says it."""
+        return cuda(image)
+
+    def rules(self) -> Mapping[str, Rule]:
+        """Return what is known to break with it, by number."""
+        from lodger.engines.sglang import lint  # noqa: PLC0415  most tasks ask no rule
+
+        return lint.RULES
 
     def identity(self, fleet: Fleet, worker: Worker) -> dict[str, str]:
         """Return what ``worker`` is to say that it serves."""

@@ -10,6 +10,7 @@ import pytest
 from lodger import capacity, inventory
 from lodger.checkout import CODE
 from lodger.engines.pool import RouterEntry
+from lodger.engines.sglang.capacity.subject import SglangSubject
 from lodger.engines.sglang.smoke import Expectation
 from lodger.errors import Refused
 from lodger.host import facts
@@ -130,7 +131,7 @@ def test_what_smoke_expects_survives_the_manifest(fleet: Fleet) -> None:
     found = json.loads(json.dumps(operate.expectations(fleet, host)))
     assert sorted(found) == ["worker-a", "worker-b"]
     for name, worker_of in host.workers.items():
-        floor = capacity.floor(fleet, host, worker_of)
+        floor = capacity.floor(SglangSubject.of(fleet, host, worker_of))
         assert floor is not None
         assert operate.expectation(found[f"worker-{name}"]) == Expectation.of(fleet, host, worker_of, floor)
 
