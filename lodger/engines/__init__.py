@@ -6,13 +6,14 @@ Whoever needs an engine's words asks :class:`Engine` for them. What engines have
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Protocol
+from typing import Any, Protocol
 
 from lodger.capacity import Subject
 from lodger.engines.log import LogLines
 from lodger.engines.pool import PoolApi
 from lodger.engines.sglang.engine import Sglang
-from lodger.inventory import Fleet, Image, Worker
+from lodger.engines.smoke import Ask
+from lodger.inventory import Fleet, Host, Image, Worker
 from lodger.lint.rule import Rule
 
 
@@ -33,6 +34,12 @@ class Engine(Protocol):
     """How much its workers can serve."""
     image_room: int
     """Bytes that a host needs while one of its images is pulled."""
+
+    def expectation(self, fleet: Fleet, host: Host, worker: Worker) -> dict[str, Any]:
+        """Return what smoke expects of ``worker``, as JSON for the manifest."""
+
+    def smoke(self, expected: Mapping[str, Any]) -> Ask:
+        """Return what asks a worker with these expectations; raise Refused where they cannot be read."""
 
     def cuda(self, image: Image) -> str:
         """Return the CUDA release in an image, "" where nothing says it."""

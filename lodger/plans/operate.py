@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import asdict
 from types import MappingProxyType
 from typing import Any
 
 from lodger import capacity
-from lodger.engines import engine_in, engine_of, named
+from lodger.engines import Engine, engine_in, engine_of, named
 from lodger.engines.pool import PoolMember, RouterEntry
-from lodger.engines.sglang.smoke import EngineFacts, Expectation
+from lodger.engines.smoke import SmokeFigures
 from lodger.errors import InventoryError, Refused, StateFailed, UsageError
 from lodger.host import facts, paths
 from lodger.host.command import Command, Secret, Transport, quote
@@ -19,7 +18,7 @@ from lodger.host.facts.base import Fact, Facts
 from lodger.host.facts.deployed import Deployed
 from lodger.host.nvidia import version_key
 from lodger.host.ownership import Owner
-from lodger.inventory import Fleet, Host, Worker
+from lodger.inventory import Fleet, Host
 from lodger.plans.runbook import Runbook, annotated, expand
 from lodger.release import api_keys, pauses
 from lodger.release.api_keys import ApiKey
@@ -67,47 +66,33 @@ def managed(release: Release) -> dict[str, Service]:
 
 
 def expectations(fleet: Fleet, host: Host) -> dict[str, dict[str, Any]]:
-    """Return what smoke expects of each worker, as JSON for the manifest; the KV pool's floor is that of the capacity plan."""
-    found = {
-        f"worker-{name}": asdict(Expectation.of(fleet, host, worker, capacity.floor(_subject(fleet, host, worker))))
+    """Return what smoke expects of each worker, as JSON for the manifest."""
+    return {
+        f"worker-{name}": engine_of(fleet, worker.pool).expectation(fleet, host, worker)
         for name, worker in host.workers.items()
     }
-    return {name: {**values, "own": sorted(values["own"])} for name, values in found.items()}
 
 
-def _subject(fleet: Fleet, host: Host, worker: Worker) -> capacity.Subject | None:
-    return engine_of(fleet, worker.pool).subject.of(fleet, host, worker)
-
-
-def expectation(data: Mapping[str, Any]) -> Expectation:
-    """Return what :func:`expectations` wrote; raise Refused for anything else."""
-    try:
-        return Expectation(**{**data, "own": frozenset(data.get("own", ()))})
-    except (KeyError, TypeError) as error:
-        hint = "deploy what you want to go back to from its own revision instead"
-        raise Refused("what this release expects of smoke cannot be read", cause=f"{error}", hint=hint) from error
-
-
-Learn = Callable[[EngineFacts], str]
-"""What is done with the figures of an engine that passed; returns what to tell about it."""
+Learn = Callable[[SmokeFigures], str]
+"""What is done with the figures of a worker that passed; returns what to tell about it."""
 
 
 def learning(fleet: Fleet, host: Host, service: str) -> Learn:
     """Return the comparison of a worker's engine with its capacity plan; what is learnt is kept beside the inventory."""
     worker = host.workers[service.removeprefix("worker-")]
 
-    def learn(engine: EngineFacts) -> str:
-        if engine.max_total_num_tokens is None:
+    def learn(figures: SmokeFigures) -> str:
+        if figures.kv_tokens is None:
             return ""
-        compared = capacity.learn(
-            _subject(fleet, host, worker), engine.max_total_num_tokens, engine.effective_max_running_requests
-        )
+        about = engine_of(fleet, worker.pool).subject.of(fleet, host, worker)
+        compared = capacity.learn(about, figures.kv_tokens, figures.running)
         return f"; capacity: {compared}" if compared else ""
 
     return learn
 
 
 def smoke(
+    engine: Engine,
     expected: Mapping[str, Any],
     say: Callable[[str], None] = lambda _: None,
     learn: Learn = lambda _: "",
@@ -118,24 +103,26 @@ def smoke(
 
     ``key`` is what the worker asks for, or the file on its host with it: after a rollback only the host has it.
     """
-    wanted = expectation(expected)
+    ask = engine.smoke(expected)
 
     def run(transport: Transport, address: str, port: int, progress: Callable[[str], None]) -> str:
-        from lodger.engines.client import Client  # noqa: PLC0415  httpx takes its time, and most tasks do without
-        from lodger.engines.sglang.smoke import smoke as ask  # noqa: PLC0415
-
         held = _held(transport, key) if isinstance(key, str) else key
-        with transport.forward(address, port) as local, Client(f"http://127.0.0.1:{local}", held) as client:
-            report = ask(client, wanted, progress=lambda check: progress(f"{check.name}: {check.detail}"))
-        for check in report.failures:
-            raise StateFailed(f"smoke check `{check.name}` failed: {check.detail}", hint=f"the setting is {check.setting}")
-        say(report.reply)
-        pace = f", {report.tokens_per_s:.0f} token/s" if report.tokens_per_s else ""
-        first = f", first token after {report.ttft_s:.2f} s" if report.ttft_s is not None else ""
-        learnt = learn(report.engine) if report.engine else ""
-        return f"{len(report.checks)} smoke checks passed{first}{pace}{learnt}; it says: {report.reply.strip()[:200]}"
+        with transport.forward(address, port) as local:
+            figures = ask(f"http://127.0.0.1:{local}", held, progress)
+        say(figures.reply)
+        return f"{figures}{learn(figures)}; it says: {figures.reply[:200]}"
 
     return run
+
+
+def _smoke(
+    service: Service,
+    expected: Mapping[str, Any],
+    say: Callable[[str], None] = lambda _: None,
+    learn: Learn = lambda _: "",
+) -> Smoke:
+    """Return the smoke checks of a service; ``expected`` is service -> what its manifest says."""
+    return smoke(named(service.engine), expected.get(service.name, {}), say, learn, key=service.key_file)
 
 
 def _held(transport: Transport, path: str) -> Secret | None:
@@ -286,7 +273,7 @@ def deploy(
             turns=turns(host, gone),
             neighbours=neighbours(host),
             replaced=tuple((n.kind, name) for name, n in host.neighbours.items() if n.policy == "replace"),
-            smoke=lambda name: smoke(expected[name], say, learning(fleet, host, name), key=wanted[name].key_file),
+            smoke=lambda name: _smoke(wanted[name], expected, say, learning(fleet, host, name)),
             places=places(fleet, host, {**gone, **wanted}, together, present),
             roll=roll(fleet, host, wanted, together),
             keys=pool_keys(fleet, host),
@@ -395,7 +382,7 @@ def rollback(
             replaced=tuple((n.kind, name) for name, n in host.neighbours.items() if n.policy == "replace"),
             # What only a deploy that was cut off had replaced does not wait for the last rollback.
             records=tuple(record for record in records if not target or record not in owed_before),
-            smoke=lambda name: smoke(expected.get(name, {}), say, key=wanted[name].key_file),
+            smoke=lambda name: _smoke(wanted[name], expected, say),
             places=places(fleet, host, {**gone, **wanted}, together, present),
             roll=roll(fleet, host, wanted, together),
             keys=earlier_keys(wanted),
@@ -441,7 +428,7 @@ def maintenance(fleet: Fleet, host: Host, runbook: Runbook, *, now: bool = False
             gpu_memory=host.gpus.memory_mib,
             turns=turns(host),
             neighbours=neighbours(host),
-            smoke=lambda name: smoke(expected.get(name, {}), key=serving[name].key_file),
+            smoke=lambda name: _smoke(serving[name], expected),
             places=places(fleet, host, serving),
             upgrade=goal,
             pausable=pausable,
@@ -526,7 +513,7 @@ def resume(fleet: Fleet, host: Host, runbook: Runbook, worker: str, *, patience:
             services={service.name: service},
             neighbours=neighbours(host),
             turns=turns(host),
-            smoke=lambda name: smoke(expected.get(name, {}), key=service.key_file),
+            smoke=lambda _: _smoke(service, expected),
             places={service.name: place(fleet, host, service)},
             patience=patience,
         )

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from lodger import checkout
 from lodger.checks.doctor.report import DoctorResult
+from lodger.engines import engine_of
 from lodger.errors import LodgerError, Refused, StateFailed, UsageError
 from lodger.host import facts
 from lodger.host.command import Transport
@@ -498,7 +499,8 @@ def smoke(fleet: Fleet, host: Host, only: str | None) -> RunResult:
             try:
                 serving = operate.serving(connection, host, name)
                 key = operate.secret(fleet, expected[name])
-                ask = operate.smoke(expected[name], learn=operate.learning(fleet, host, name), key=key)
+                engine = engine_of(fleet, host.workers[name.removeprefix("worker-")].pool)
+                ask = operate.smoke(engine, expected[name], learn=operate.learning(fleet, host, name), key=key)
                 said = ask(connection, *serving, lambda text: report.progress(host.name, text))
             except StateFailed as error:
                 failure = failure or error

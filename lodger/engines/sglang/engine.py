@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from lodger.capacity import Subject
 from lodger.engines.log import LogLines
 from lodger.engines.pool import PoolApi
-from lodger.engines.sglang import launch, log, router_api
+from lodger.engines.sglang import launch, log, router_api, smoke_run
 from lodger.engines.sglang.capacity.subject import SglangSubject
 from lodger.engines.sglang.image import cuda
-from lodger.inventory import Fleet, Image, Worker
+from lodger.engines.smoke import Ask
+from lodger.inventory import Fleet, Host, Image, Worker
 from lodger.lint.rule import Rule
 
 
@@ -22,6 +24,14 @@ class Sglang:
     pool: PoolApi = router_api
     subject: type[Subject] = SglangSubject
     image_room: int = 40 * 2**30  # 17.3 GiB compressed is kept while about twice that is unpacked
+
+    def expectation(self, fleet: Fleet, host: Host, worker: Worker) -> dict[str, Any]:
+        """Return what smoke expects of ``worker``, as JSON for the manifest."""
+        return smoke_run.expectation(fleet, host, worker)
+
+    def smoke(self, expected: Mapping[str, Any]) -> Ask:
+        """Return what asks a worker with these expectations; raise Refused where they cannot be read."""
+        return smoke_run.asking(expected)
 
     def cuda(self, image: Image) -> str:
         """Return the CUDA release in an image, "" where nothing says it."""

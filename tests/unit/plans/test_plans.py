@@ -10,6 +10,7 @@ import pytest
 from lodger import capacity, inventory
 from lodger.checkout import CODE
 from lodger.engines.pool import RouterEntry
+from lodger.engines.sglang import smoke_run
 from lodger.engines.sglang.capacity.subject import SglangSubject
 from lodger.engines.sglang.smoke import Expectation
 from lodger.errors import Refused
@@ -133,7 +134,7 @@ def test_what_smoke_expects_survives_the_manifest(fleet: Fleet) -> None:
     for name, worker_of in host.workers.items():
         floor = capacity.floor(SglangSubject.of(fleet, host, worker_of))
         assert floor is not None
-        assert operate.expectation(found[f"worker-{name}"]) == Expectation.of(fleet, host, worker_of, floor)
+        assert smoke_run.read(found[f"worker-{name}"]) == Expectation.of(fleet, host, worker_of, floor)
 
 
 def test_neighbours_share_gpus_only_with_policy_pause(fleet: Fleet) -> None:
