@@ -19,10 +19,7 @@ _ROUTER = "router: {pool: p, port: 30002, prometheus_port: 29000, listen: 10.0.0
 @rule(
     "L042",
     Severity.ERROR,
-    bad=[
-        "worker_template: '    restart: unless-stopped'",
-        "router_template: |\n  - --disable-circuit-breaker\n  restart: always",
-    ],
+    bad=["worker_template: '    restart: unless-stopped'", "worker_template: '    restart: always'"],
     good=["worker_template: '    restart: \"no\"'"],
 )
 def restart_policy_that_loops(view: View) -> Iterator[Hit]:
