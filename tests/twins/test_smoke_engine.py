@@ -20,7 +20,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from lodger.engines.sglang.client import Client
+from lodger.engines.client import Client
 from lodger.engines.sglang.smoke import Expectation, SmokeCheck, SmokeReport, smoke
 from lodger.inventory import Fleet, Host
 from lodger.inventory.load import load

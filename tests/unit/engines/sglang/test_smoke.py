@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from lodger.checkout import CODE
+from lodger.engines.client import Answer, Client, Stream, StreamEvent, dig
 from lodger.engines.sglang import smoke
-from lodger.engines.sglang.client import Answer, Client, Stream, StreamEvent, dig
 from lodger.engines.sglang.smoke import EngineFacts, Expectation
 from tests.unit.servers import answering, serving
 

@@ -1,7 +1,7 @@
-"""A small client of an OpenAI-compatible SGLang server, reached through a local (forwarded) port.
+"""A small client of an OpenAI-compatible server, reached through a local (forwarded) port.
 
 What the server does is a value, never an exception: an error body, a refused connection and a stream that breaks off
-are all answers to look at. Shapes are those of SGLang 0.5.17 to 0.5.19, as recorded.
+are all answers to look at. Shapes are those that engines were recorded with (tests/recordings).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Answer:
     """
 
     status: int
-    text: str = field(repr=False)  # /server_info tells the server's keys
+    text: str = field(repr=False)  # a server may tell its own keys
     seconds: float
     problem: str = ""
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from lodger.engines.sglang.client import Client, sse_payloads
+from lodger.engines.client import Client, sse_payloads
 from lodger.host.command import Secret
 from tests.unit import servers
 from tests.unit.servers import EVENTS, Behaviour, answer, answering, dripping, serving
@@ -107,7 +107,7 @@ def test_a_token_is_there_before_the_next_one_is_sent(monkeypatch: pytest.Monkey
         if arrived.wait(60):
             sent(connection, b"data: [DONE]\n\n")
 
-    monkeypatch.setattr("lodger.serving.client.sse_payloads", seen)
+    monkeypatch.setattr("lodger.engines.client.sse_payloads", seen)
     with serving(behave) as server:
         assert Client(server.url).stream({}, deadline=30).done
 
