@@ -1,4 +1,4 @@
-"""What NVIDIA's drivers and GPUs can do, as tables: which CUDA a driver runs, which GPUs compute in FP8."""
+"""What is known of NVIDIA's drivers and GPUs, as tables: which CUDA a driver runs, its daemons, which GPUs compute in FP8."""
 
 from __future__ import annotations
 
@@ -23,6 +23,19 @@ _CAPABILITIES = (
 )
 NATIVE_FP8 = 8.9
 """First compute capability with FP8 units; from 8.0 on, SGLang's Marlin kernels read FP8 weights all the same."""
+
+# They have GPUs open all day and are in nobody's way. Stopped in this order, started again in the other: without its fabric
+# manager a machine with NVSwitch runs no CUDA. Units are those of NVIDIA's and Ubuntu's packages; dcgm.service is before 2.0.
+DAEMON_UNITS = (
+    *("nvidia-dcgm.service", "dcgm.service", "nvidia-imex.service", "nvidia-fabricmanager.service"),
+    *("nvidia-powerd.service", "nvidia-persistenced.service"),
+)
+"""System units of the driver's own daemons."""
+DAEMON_PROGRAMS = (
+    *("/usr/bin/nv-hostengine", "/usr/bin/nvidia-imex", "/usr/bin/nv-fabricmanager", "/usr/bin/nvidia-powerd"),
+    *("/usr/bin/nvidia-persistenced", "/usr/libexec/nvidia-persistenced"),
+)
+"""What they run, for those that root started without their unit."""
 
 
 def cuda_of_driver(version: str) -> str:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from lodger.host import facts
+from lodger.host import facts, nvidia
 from lodger.host.facts.base import Facts
 from lodger.host.facts.docker import Container
 from lodger.host.facts.machine import Process, Program, Unit
@@ -59,6 +59,16 @@ def names(owner: Owner, read: Facts) -> set[Owner]:
     if owner.kind == "program":
         known |= {Owner("program", owner.name.rpartition(":")[2]), Owner("program", owner.name.partition(":")[0])}
     return known
+
+
+def is_driver_daemon(process: Process) -> bool:
+    """Return whether ``process`` is one of the driver's own daemons: by its system unit, or because root runs its program."""
+    return process.unit in nvidia.DAEMON_UNITS or (process.by_root and process.program in nvidia.DAEMON_PROGRAMS)
+
+
+def runs_without_unit(process: Process) -> bool:
+    """Return whether ``process`` is a daemon of the driver that no unit stops and starts: a person did, and has to."""
+    return is_driver_daemon(process) and process.unit not in nvidia.DAEMON_UNITS
 
 
 def is_ours(who: Owner | None, containers: Mapping[str, Container], host: str) -> bool:

@@ -12,7 +12,7 @@ from lodger import capacity
 from lodger.engines.sglang.router_api import PoolMember, RouterEntry, differences, header
 from lodger.engines.sglang.smoke import EngineFacts, Expectation
 from lodger.errors import InventoryError, Refused, StateFailed, UsageError
-from lodger.host import facts, paths
+from lodger.host import facts, nvidia, paths
 from lodger.host.command import Command, Secret, Transport, quote
 from lodger.host.facts.base import Fact, Facts
 from lodger.host.facts.deployed import Deployed
@@ -414,9 +414,9 @@ def maintenance(fleet: Fleet, host: Host, runbook: Runbook, *, now: bool = False
     reboot = Rebooted()
     states = {name for block in runbook.blocks for name in block.names}
     reached, reads = (reboot.reached, reboot.reads) if "rebooted" in states else (goal.reached, goal.reads)
-    # Every neighbour may run and have a GPU open, one that a deploy would replace too; the driver's own daemon as well.
+    # Every neighbour may run and have a GPU open, one that a deploy would replace too; the driver's own daemons as well, last.
     named = [(neighbour.kind, name) for name, neighbour in host.neighbours.items()]
-    pausable = (*named, ("unit", "nvidia-persistenced.service"))
+    pausable = tuple(dict.fromkeys([*named, *(("unit", name) for name in nvidia.DAEMON_UNITS)]))
 
     def situation(
         release: str, serving: Mapping[str, Service], expected: Mapping[str, Any], paused: Collection[str] = ()

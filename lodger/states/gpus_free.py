@@ -8,7 +8,7 @@ from typing import Any
 from lodger.host import facts
 from lodger.host.command import Command, run
 from lodger.host.facts.base import Fact, Facts
-from lodger.host.ownership import Owner, names, owners
+from lodger.host.ownership import Owner, is_driver_daemon, names, owners
 from lodger.release.service import Service
 from lodger.states.base import Blocker, NoUndo
 from lodger.states.service_base import UP, ServiceState
@@ -41,14 +41,10 @@ class GpusFree(ServiceState):
         for process in read[facts.PROCESSES].values():
             owner = who[process.pid]
             mine = own is not None and process.container == own.id
-            known = mine or self._is_driver(process) or names(owner, read) & self._neighbours.keys()
+            known = mine or is_driver_daemon(process) or names(owner, read) & self._neighbours.keys()
             if set(process.gpus) & set(self.service.gpus) and not known:
                 found.append((process, owner))
         return found
-
-    @staticmethod
-    def _is_driver(process: facts.Process) -> bool:
-        return "nvidia-persistenced" in process.command or "nvidia-powerd" in process.command
 
     def blockers(self, read: Facts) -> list[Blocker]:
         """Return who is on the GPUs, or on the port, without being named in the inventory."""

@@ -7,10 +7,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from lodger.engines.sglang import router_api
-from lodger.host import facts, paths
+from lodger.host import facts, nvidia, paths
 from lodger.host.command import Command
 from lodger.host.facts.base import Fact, Facts
 from lodger.host.facts.deployed import Deployed
+from lodger.host.facts.machine import programs_snippet
 from lodger.host.ownership import Owner
 from lodger.locks import host_lock
 from lodger.release import pauses
@@ -58,6 +59,8 @@ class AutoResume:
             motd_before=motd[0],
             motd_after=motd[1],
             neighbours=[(owner.kind, owner.name) for owner in self.neighbours],
+            daemons=nvidia.DAEMON_UNITS,
+            daemon_programs=programs_snippet(nvidia.DAEMON_PROGRAMS),
             devices=" -o ".join(f"-lname /dev/nvidia{gpu}" for gpu in service.gpus).split(),
             serving=facts.serving_fact(service.container, service.unit, self.host).snippet,
             own=router_api.describe_script(self.place.own, self.place.key) if self.place.own else "true",

@@ -100,6 +100,7 @@ def process(pid: int, **changes: Any) -> Process:
         "cgroup": "/user.slice/user-1000.slice/session-3.scope ",
         "parents": (900,),
         "devices": (),
+        "program": "",
     }
     return Process(pid=pid, **{**values, **changes})
 

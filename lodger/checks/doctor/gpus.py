@@ -11,9 +11,8 @@ from lodger.checks.doctor.report import DoctorFinding
 from lodger.host import facts
 from lodger.host.facts import health
 from lodger.host.facts.docker import Container
-from lodger.host.ownership import Owner, names, owners
+from lodger.host.ownership import Owner, is_driver_daemon, names, owners, runs_without_unit
 from lodger.inventory import Host
-from lodger.states.driver_goal import is_daemon
 
 
 def gpus(at: HostReading) -> Iterator[DoctorFinding]:
@@ -54,7 +53,10 @@ def holders(at: HostReading) -> Iterator[DoctorFinding]:
         owner = who[process.pid]
         numbers = ",".join(map(str, process.gpus)) or "none, the driver only"
         measured = f"GPU {numbers}: pid {process.pid}, user {process.user}, {owner}: {process.command[:160]}"
-        if is_daemon(process) or _is_ours(owner, containers, host) or names(owner, read) & named:
+        if runs_without_unit(process):
+            todo = "a driver upgrade refuses: kill it, and let its unit run it (systemctl enable --now)"
+            yield note_finding("a daemon of the driver runs without its unit", measured, todo)
+        elif is_driver_daemon(process) or _is_ours(owner, containers, host) or names(owner, read) & named:
             known.append(f"pid {process.pid} ({owner})")
         elif set(process.gpus) & at.serving:
             todo = f"a deploy refuses: ask {process.user} to stop it, or name it under `neighbours:`"

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from lodger.host import nvidia
 from lodger.host.command import quote
 from lodger.host.facts.base import Fact
 
@@ -170,7 +172,9 @@ PORTS = Fact("ports", "ss -Hltunp", _ports)
 class Process:
     """A process that listens or has a GPU open. ``cgroup`` and ``parents`` (pids) lead to its owner.
 
-    ``devices`` are the ``/dev/nvidia*`` files it has open, ``gpus`` the numbers among them.
+    ``devices`` are the ``/dev/nvidia*`` files it has open, ``gpus`` the numbers among them. ``program`` is the path of its
+    executable where that is one of :data:`KNOWN_PROGRAMS`, "" for any other, None where nobody asked (a ledger of an earlier
+    version); ``by_root`` says that root runs that program.
     """
 
     pid: int
@@ -179,6 +183,8 @@ class Process:
     cgroup: str
     parents: tuple[int, ...]
     devices: tuple[str, ...]
+    program: str | None = None
+    by_root: bool = False
 
     @property
     def gpus(self) -> tuple[int, ...]:
@@ -193,14 +199,22 @@ class Process:
 
     @property
     def unit(self) -> str:
-        """The system unit it belongs to, "" when its cgroup names none."""
-        match = re.search(r"/([^/ ]+\.service)(?:[/ ]|$)", self.cgroup)
+        """The system unit it belongs to, "" when its cgroup names none.
+
+        Only root makes units below a chain of slices; what a user's manager or a container calls a unit lies deeper.
+        """
+        match = re.search(r"(?:^| )(?:/[^/ ]+\.slice)*/([^/ ]+\.service)(?=[/ ]|$)", self.cgroup)
         return match[1] if match else ""
 
 
 def _processes(text: str) -> dict[int, Process]:
     processes: dict[int, Process] = {}
-    for block in re.split(r"^@pid ", text, flags=re.MULTILINE)[1:]:
+    head, *blocks = re.split(r"^@pid ", text, flags=re.MULTILINE)
+    programs = {
+        int(pid): (path, uid == "0") for pid, uid, path in re.findall(r"^@program (\d+) (\d+) (\S+)$", head, re.MULTILINE)
+    }
+    unknown = ("" if "@programs" in head.split() else None, False)
+    for block in blocks:
         pid, user, parents, cgroup, devices, *command = block.split("\n")
         processes[int(pid)] = Process(
             int(pid),
@@ -209,14 +223,32 @@ def _processes(text: str) -> dict[int, Process]:
             cgroup,
             tuple(int(word) for word in parents.split()),
             tuple(sorted(set(devices.split()))),
+            *programs.get(int(pid), unknown),
         )
     return processes
+
+
+def programs_snippet(programs: Sequence[str]) -> str:
+    """Return sh that prints ``@program PID UID PATH`` for each process that runs one of ``programs``, by its real user.
+
+    Only in the mount namespace of who asks: in another one a path leads to whatever somebody put there.
+    """
+    names = " -o ".join(f"-lname {quote([name])}" for path in programs for name in (path, f"{path} (deleted)"))
+    return f"""find /proc/[0-9]*/exe '(' {names} ')' -printf '%h %l\\n' 2>/dev/null | while read -r dir program _; do
+    [ "$dir/ns/mnt" -ef /proc/self/ns/mnt ] || continue
+    printf '@program %s %s %s\\n' "${{dir#/proc/}}" "$(awk '/^Uid:/ {{print $2; exit}}' "$dir/status" 2>/dev/null)" "$program"
+done"""
+
+
+KNOWN_PROGRAMS = nvidia.DAEMON_PROGRAMS
+"""Executables by which a process is known; its command line says whatever it likes."""
 
 
 # GPU holders are found by the links of /proc/*/fd, not by fuser: a process in a container may have a device node of its
 # own, which fuser does not match.
 PROCESSES = Fact(
     "processes",
+    f"echo @programs\n{programs_snippet(KNOWN_PROGRAMS)}\n"
     r"""open=$(find /proc/[0-9]*/fd -lname '/dev/nvidia*' -printf '%p %l\n' 2>/dev/null |
     sed 's|^/proc/\([0-9]*\)/fd/[0-9]*|\1|')
 {

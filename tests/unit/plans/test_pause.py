@@ -10,7 +10,7 @@ import pytest
 from lodger import inventory
 from lodger.checkout import CODE
 from lodger.errors import Refused, UsageError
-from lodger.host import facts
+from lodger.host import facts, nvidia
 from lodger.host.facts.base import Facts
 from lodger.host.facts.deployed import HostFile
 from lodger.inventory import Fleet
@@ -67,6 +67,18 @@ def test_a_reboot_and_a_driver_upgrade_say_once_that_it_stays_paused(name: str, 
     read = stands(UNTIL)
     assert asked(plan, read) == ["worker_paused(a)"]
     assert plan.remarks(read)
+
+
+def test_all_daemons_of_the_driver_are_off_it_last_each_once(fleet: Fleet) -> None:
+    host = fleet.hosts["node1"]
+    dcgm = {"nvidia-dcgm.service": host.neighbours["aigc-creator"].model_copy(update={"kind": "unit"})}
+    named = host.model_copy(update={"neighbours": {**host.neighbours, **dcgm}})
+    plan = operate.maintenance(fleet, named, runbook.load("driver-upgrade"), now=True)
+    steps, _ = plan.build(stands(None), None)
+    paused = [step.state.name for step in steps if step.state.name.startswith("neighbour_paused")]
+    assert sorted(paused) == sorted(f"neighbour_paused({name})" for name in {*named.neighbours, *nvidia.DAEMON_UNITS})
+    assert paused[-1] == "neighbour_paused(nvidia-persistenced.service)"
+    assert paused.index("neighbour_paused(nvidia-fabricmanager.service)") > paused.index("neighbour_paused(aigc-creator)")
 
 
 def test_a_plan_shows_no_difference_for_what_a_pause_left(fleet: Fleet) -> None:

@@ -229,6 +229,19 @@ def test_deploy_finishes_one_worker_before_the_next_and_the_release_last() -> No
     ]
 
 
+@pytest.mark.parametrize("name", ["driver-upgrade", "reboot"])
+def test_who_was_stopped_last_is_back_first(name: str) -> None:
+    """A neighbour's container on a machine with NVSwitch starts in vain before the driver's fabric manager."""
+    two = replace(AT, pausable=(("program", "aigc"), ("unit", "nvidia-fabricmanager.service")))
+    found = [one for one in names(expand(runbook.load(name), two)) if one.startswith(("neighbour_paused", "neighbour_resumed"))]
+    assert found == [
+        "neighbour_paused(aigc)",
+        "neighbour_paused(nvidia-fabricmanager.service)",
+        "neighbour_resumed(nvidia-fabricmanager.service)",
+        "neighbour_resumed(aigc)",
+    ]
+
+
 def test_rollback_ends_with_the_restored_neighbour_before_the_record() -> None:
     found = names(expand(runbook.load("rollback"), AT))
     assert found[-3:] == ["neighbour_restored(old-sglang)", "release_current", "old_releases_pruned"]

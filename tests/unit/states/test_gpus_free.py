@@ -56,7 +56,7 @@ def test_a_strangers_container_is_named_as_its_owner_would() -> None:
     [
         process(802, devices=on_gpus(4, 5)),
         process(803, devices=("/dev/nvidiactl", "/dev/nvidia-uvm")),
-        process(804, user="root", command="/usr/bin/nvidia-persistenced --user x", devices=on_gpus(0, 1, 2, 3, 4, 5, 6, 7)),
+        process(804, user="root", cgroup="/system.slice/nvidia-persistenced.service ", devices=on_gpus(*range(8))),
     ],
 )
 def test_processes_on_other_gpus_and_the_drivers_own_do_not_matter(elsewhere: facts.Process) -> None:

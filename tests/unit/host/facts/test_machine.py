@@ -6,6 +6,7 @@ and mounts are cut to a few; the kernel's name and paths outside a host are repl
 
 import json
 import os
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -13,7 +14,7 @@ import pytest
 
 from lodger.host import facts
 from lodger.host.facts.base import Facts
-from lodger.host.facts.machine import ListeningPort, Program
+from lodger.host.facts.machine import ListeningPort, Program, programs_snippet
 from tests.unit.readings import captured
 
 
@@ -189,6 +190,39 @@ def test_process_whose_command_looks_like_the_next_reading() -> None:
     assert (found[7].gpus, found[7].parents) == ((0,), (6, 5))
 
 
+def test_a_program_is_known_by_its_executable_and_not_by_its_words(tmp_path: Path) -> None:
+    real, other = tmp_path / "daemon", tmp_path / "else/daemon"
+    other.parent.mkdir()
+    for path in (real, other):
+        shutil.copy("/bin/sleep", path)
+    started = [subprocess.Popen([path, "60"], executable=path) for path in (real, other)]
+    started.append(subprocess.Popen([str(real), "61"], executable="/bin/sleep"))
+    try:
+        snippet = programs_snippet((str(real),))
+        said = subprocess.run(["sh", "-c", snippet], capture_output=True, text=True, check=True, timeout=20).stdout
+        assert said == f"@program {started[0].pid} {os.getuid()} {real}\n"
+        real.unlink()  # an upgrade puts another file there
+        assert subprocess.run(["sh", "-c", snippet], capture_output=True, text=True, check=True, timeout=20).stdout == said
+    finally:
+        for one in started:
+            one.kill()
+            one.wait()
+
+
+def test_what_nobody_asked_of_a_process_is_not_known() -> None:
+    block = "@pid 7\nroot\n\n/ \n/dev/nvidia0 \nx \n"
+
+    def read(head: str) -> tuple[str | None, bool]:
+        found = Facts({"processes": (0, f"{head}{block}")})[facts.PROCESSES][7]
+        return found.program, found.by_root
+
+    assert read("") == (None, False), "a ledger of an earlier version"
+    assert read("@programs\n") == ("", False)
+    assert read("@programs\n@program 8 0 /usr/bin/a\nsh: an error\n") == ("", False)
+    assert read("@programs\n@program 7 0 /usr/bin/a\n") == ("/usr/bin/a", True)
+    assert read("@programs\n@program 7 1000 /usr/bin/a\n@program 9  /usr/bin/b\n") == ("/usr/bin/a", False)
+
+
 @pytest.mark.parametrize(
     ("cgroup", "container", "unit"),
     [
@@ -198,6 +232,10 @@ def test_process_whose_command_looks_like_the_next_reading() -> None:
         ("/user.slice/user-1000.slice/user@1000.service/app.slice/x.service ", "", "user@1000.service"),
         ("/user.slice/user-1000.slice/session-3.scope ", "", ""),
         ("/ / /system.slice/x.service ", "", "x.service"),
+        ("/x.service ", "", "x.service"),
+        ("/system.slice/system-x.slice/x@1.service/part ", "", "x@1.service"),
+        (f"/docker/{'b' * 64}/system.slice/x.service ", "b" * 64, ""),
+        ("/machine.slice/a.scope/system.slice/x.service ", "", ""),
         ("", "", ""),
     ],
 )
