@@ -37,6 +37,20 @@ DAEMON_PROGRAMS = (
 )
 """What they run, for those that root started without their unit."""
 
+IDLE_MIB = 512
+"""Memory (MiB) that may be in use on a GPU with nobody on it.
+
+With the open modules, and on data centre cards, the GPU's own processor keeps 256 MiB, which some drivers count as used
+(NVIDIA/open-gpu-kernel-modules, issue 357); drivers of before 510 count more of their own. A dead process leaves GiB.
+"""
+
+
+def excess(gpu: int, used: int, promised: int) -> str:
+    """Return that more MiB of a GPU are in use than the driver's own and those that neighbours were promised, "" if not."""
+    if used <= promised + IDLE_MIB:
+        return ""
+    return f"{used} MiB of GPU {gpu} are in use, {promised} MiB are promised to neighbours"
+
 
 def cuda_of_driver(version: str) -> str:
     """Return the newest CUDA release that driver ``version`` (``580.126.09``) runs, "" for one older than the table."""

@@ -10,6 +10,8 @@ from lodger.host import facts, nvidia
 from lodger.host.facts.base import Facts
 from lodger.host.facts.docker import Container
 from lodger.host.facts.machine import Process, Program, Unit
+from lodger.inventory import Host
+from lodger.inventory.schema import Neighbour
 
 
 @dataclass(frozen=True)
@@ -59,6 +61,11 @@ def names(owner: Owner, read: Facts) -> set[Owner]:
     if owner.kind == "program":
         known |= {Owner("program", owner.name.rpartition(":")[2]), Owner("program", owner.name.partition(":")[0])}
     return known
+
+
+def declared(host: Host) -> dict[Owner, Neighbour]:
+    """Return the neighbours that the host file names."""
+    return {Owner(neighbour.kind, name): neighbour for name, neighbour in host.neighbours.items()}
 
 
 def is_driver_daemon(process: Process) -> bool:

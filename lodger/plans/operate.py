@@ -16,7 +16,7 @@ from lodger.host import facts, nvidia, paths
 from lodger.host.command import Command, Secret, Transport, quote
 from lodger.host.facts.base import Fact, Facts
 from lodger.host.facts.deployed import Deployed
-from lodger.host.ownership import Owner
+from lodger.host.ownership import Owner, declared
 from lodger.inventory import Fleet, Host
 from lodger.plans.runbook import Runbook, annotated, expand
 from lodger.release import api_keys, pauses
@@ -137,13 +137,9 @@ def _held(transport: Transport, path: str) -> Secret | None:
     return Secret(transport.run(read).check(transport.host).stdout.strip())
 
 
-def neighbours(host: Host) -> dict[Owner, int]:
-    """Return those who may be on the GPUs beside our workers, each with the memory (MiB a GPU) it was promised."""
-    return {
-        Owner(neighbour.kind, name): neighbour.gpu_memory_mib
-        for name, neighbour in host.neighbours.items()
-        if neighbour.policy == "pause"
-    }
+def neighbours(host: Host) -> tuple[Owner, ...]:
+    """Return those who may be on the GPUs beside our workers."""
+    return tuple(owner for owner, neighbour in declared(host).items() if neighbour.policy == "pause")
 
 
 def turns(host: Host, gone: Mapping[str, Service] = MappingProxyType({})) -> dict[str, str]:
@@ -275,6 +271,7 @@ def deploy(
             image_room=dict.fromkeys(engine_images, ENGINE_IMAGE_ROOM),
             turns=turns(host, gone),
             neighbours=neighbours(host),
+            promised=host.reserved_mib,
             replaced=tuple((n.kind, name) for name, n in host.neighbours.items() if n.policy == "replace"),
             smoke=lambda name: smoke(expected[name], say, learning(fleet, host, name), key=wanted[name].key_file),
             places=places(fleet, host, {**gone, **wanted}, together, present),
@@ -382,6 +379,7 @@ def rollback(
             turns=turns(host, gone),
             gone=gone,
             neighbours=neighbours(host),
+            promised=host.reserved_mib,
             replaced=tuple((n.kind, name) for name, n in host.neighbours.items() if n.policy == "replace"),
             # What only a deploy that was cut off had replaced does not wait for the last rollback.
             records=tuple(record for record in records if not target or record not in owed_before),
@@ -409,8 +407,7 @@ def maintenance(fleet: Fleet, host: Host, runbook: Runbook, *, now: bool = False
 
     Services are those of the release that the host serves. ``now`` passes over the hours in which neighbours may be paused.
     """
-    declared = {Owner(neighbour.kind, name): neighbour.gpu_memory_mib for name, neighbour in host.neighbours.items()}
-    goal = DriverGoal(host.name, host.driver, host.gpus.count, declared)
+    goal = DriverGoal(host.name, host.driver, host.gpus.count, frozenset(declared(host)))
     reboot = Rebooted()
     states = {name for block in runbook.blocks for name in block.names}
     reached, reads = (reboot.reached, reboot.reads) if "rebooted" in states else (goal.reached, goal.reads)
@@ -431,6 +428,7 @@ def maintenance(fleet: Fleet, host: Host, runbook: Runbook, *, now: bool = False
             gpu_memory=host.gpus.memory_mib,
             turns=turns(host),
             neighbours=neighbours(host),
+            promised=host.reserved_mib,
             smoke=lambda name: smoke(expected.get(name, {}), key=serving[name].key_file),
             places=places(fleet, host, serving),
             upgrade=goal,
@@ -475,7 +473,7 @@ def pause(fleet: Fleet, host: Host, runbook: Runbook, worker: str, *, who: str, 
 
     def situation(service: Service, end: str) -> Situation:
         where = place(fleet, host, service)
-        way_back = AutoResume(host.name, where, tuple(neighbours(host)))
+        way_back = AutoResume(host.name, where, neighbours(host))
         return Situation(
             host=host.name,
             release="",
@@ -515,6 +513,7 @@ def resume(fleet: Fleet, host: Host, runbook: Runbook, worker: str, *, patience:
             release="",
             services={service.name: service},
             neighbours=neighbours(host),
+            promised=host.reserved_mib,
             turns=turns(host),
             smoke=lambda name: smoke(expected.get(name, {}), key=service.key_file),
             places={service.name: place(fleet, host, service)},

@@ -19,7 +19,7 @@ from lodger.states.dpkg_free import DpkgFree
 from lodger.states.driver_goal import DriverGoal
 from lodger.states.driver_installed import DriverInstalled
 from lodger.states.driver_loaded import DriverLoaded
-from lodger.states.gpus_free import GpusFree
+from lodger.states.gpus_free import GpusFree, Promised
 from lodger.states.gpus_released import GpusReleased
 from lodger.states.gpus_waited_for import GpusWaitedFor
 from lodger.states.host_fit import HostFit
@@ -82,14 +82,14 @@ class Giving:
 class Situation:
     """What is to be true of one host after a run, in values that states are made from.
 
-    ``release`` is the id to serve ("" for none), ``history`` the record to leave (None: the host's own plus
-    ``release``), ``gone`` services that the host has and the release has not, ``turns`` service -> pool, ``models``
-    name -> (folder, bytes), ``image_room`` reference -> bytes, ``neighbours`` those that may share GPUs (owner ->
-    promised MiB), ``replaced`` (kind, name) of those to take down, ``records`` those to bring back, ``pausable`` (kind,
-    name) of those that may be stopped for a while, ``warned`` whom to tell, ``reached`` (which reads ``reads``) whether what
-    they are stopped for is done; ``places`` worker -> its place in its pool, ``roll`` who stands behind the host's router,
-    ``keys`` of the pools that it serves; ``paused`` services whose GPUs are given back, ``giving`` whether this run gives
-    some back, ``patience`` how long it waits for who is on GPUs that it needs (s; 0: it refuses).
+    ``release`` is the id to serve ("" for none), ``history`` the record to leave (None: the host's own plus ``release``),
+    ``gone`` services that the host has and the release has not, ``turns`` service -> pool, ``models`` name -> (folder,
+    bytes), ``image_room`` reference -> bytes, ``neighbours`` those that may share GPUs, ``promised`` how much of a GPU they
+    keep (MiB), ``replaced`` (kind, name) of those to take down, ``records`` those to bring back, ``pausable`` (kind, name) of
+    those that may be stopped for a while, ``warned`` whom to tell, ``reached`` (which reads ``reads``) whether what they are
+    stopped for is done; ``places`` worker -> its place in its pool, ``roll`` who stands behind the host's router, ``keys`` of
+    the pools that it serves; ``paused`` services whose GPUs are given back, ``giving`` whether this run gives some back,
+    ``patience`` how long it waits for who is on GPUs that it needs (s; 0: it refuses).
     """
 
     host: str
@@ -106,7 +106,8 @@ class Situation:
     models: Mapping[str, tuple[str, int | None]] = field(default_factory=dict)
     image_room: Mapping[str, int] = field(default_factory=dict)
     turns: Mapping[str, str] = field(default_factory=dict)
-    neighbours: Mapping[Owner, int] = field(default_factory=dict)
+    neighbours: tuple[Owner, ...] = ()
+    promised: Promised = lambda _: 0
     replaced: tuple[tuple[str, str], ...] = ()
     records: tuple[NeighbourStatus, ...] = ()
     smoke: Callable[[str], Smoke] | None = None
@@ -141,14 +142,15 @@ def _replaced(at: Situation) -> list[Owner]:
 
 
 def _gpus_free(at: Situation, service: Any) -> State:
+    sharing: dict[str, Any] = {"neighbours": at.neighbours, "promised": at.promised, "replaced": _replaced(at)}
     if at.patience:
-        return GpusWaitedFor(service, at.host, neighbours=at.neighbours, replaced=_replaced(at), patience=at.patience)
-    return GpusFree(service, at.host, neighbours=at.neighbours, replaced=_replaced(at))
+        return GpusWaitedFor(service, at.host, **sharing, patience=at.patience)
+    return GpusFree(service, at.host, **sharing)
 
 
 def _worker_paused(at: Situation, service: Any) -> State:
     if at.giving is None:
-        return WorkerStillPaused(service, AutoResume(at.host, _place(at, service), tuple(at.neighbours)))
+        return WorkerStillPaused(service, AutoResume(at.host, _place(at, service), at.neighbours))
     return WorkerPaused(service, at.giving.who, at.giving.until, at.giving.way_back)
 
 

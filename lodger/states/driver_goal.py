@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,7 +27,7 @@ class DriverGoal:
     host: str
     version: str
     gpu_count: int
-    neighbours: Mapping[Owner, int]
+    neighbours: frozenset[Owner]
 
     @property
     def reads(self) -> tuple[Fact[Any], ...]:
@@ -85,7 +84,7 @@ class DriverGoal:
                 found.append(Blocker(what, "it has a GPU open, and was started by hand or by a script", hint))
                 continue
             ours = owner.kind == "container" and containers[owner.name].labels.get("io.lodger.host") == self.host
-            if ours or names(owner, read) & self.neighbours.keys():
+            if ours or names(owner, read) & self.neighbours:
                 continue
             what = f"pid {process.pid} of user {process.user} has a GPU open ({owner})"
             hint = f"ask {process.user} to stop it, or declare it: neighbours: {{{_declaration(owner)}}}"

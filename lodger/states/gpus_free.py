@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
-from lodger.host import facts
+from lodger.host import facts, nvidia
 from lodger.host.command import Command, run
 from lodger.host.facts.base import Fact, Facts
 from lodger.host.ownership import Owner, is_driver_daemon, names, owners
@@ -13,8 +13,8 @@ from lodger.release.service import Service
 from lodger.states.base import Blocker, NoUndo
 from lodger.states.service_base import UP, ServiceState
 
-# What may be in a GPU's memory with nobody on it: the driver's own few MiB, and rounding (MiB).
-_IDLE_MEMORY = 256
+Promised = Callable[[int], int]
+"""GPU -> memory of it (MiB) that neighbours keep while workers serve: Host.reserved_mib."""
 
 
 class GpusFree(ServiceState):
@@ -24,11 +24,13 @@ class GpusFree(ServiceState):
     memory of a predecessor must really be gone. What may stay is what the neighbours were promised.
     """
 
-    def __init__(self, service: Service, host: str, *, neighbours: Mapping[Owner, int], replaced: Sequence[Owner]) -> None:
-        """Take the service, its host, the neighbours that may share its GPUs (owner -> MiB), and those being replaced."""
+    def __init__(
+        self, service: Service, host: str, *, neighbours: Collection[Owner], promised: Promised, replaced: Sequence[Owner]
+    ) -> None:
+        """Take the service, its host, the neighbours that may share its GPUs and with how much, and those being replaced."""
         super().__init__(service, host)
         self.name = f"gpus_free({service.name})"
-        self._neighbours, self._replaced = neighbours, frozenset(replaced)
+        self._neighbours, self._promised, self._replaced = frozenset(neighbours), promised, frozenset(replaced)
         self.provides = frozenset({f"{service.container} off its old GPUs"})
         self.facts: tuple[Fact[Any], ...] = (*facts.FOOTPRINT, facts.DRIVER, self._unit)
         self.deadline = 180.0
@@ -41,7 +43,7 @@ class GpusFree(ServiceState):
         for process in read[facts.PROCESSES].values():
             owner = who[process.pid]
             mine = own is not None and process.container == own.id
-            known = mine or is_driver_daemon(process) or names(owner, read) & self._neighbours.keys()
+            known = mine or is_driver_daemon(process) or names(owner, read) & self._neighbours
             if set(process.gpus) & set(self.service.gpus) and not known:
                 found.append((process, owner))
         return found
@@ -67,11 +69,8 @@ class GpusFree(ServiceState):
             process, owner = strangers[0]
             first = min(set(process.gpus) & set(self.service.gpus))
             return f"GPU {first} is held by pid {process.pid} ({owner})"
-        promised = sum(self._neighbours.values())
-        for gpu in read[facts.DRIVER].gpus:
-            if gpu.index in self.service.gpus and gpu.used > promised + _IDLE_MEMORY:
-                return f"{gpu.used} MiB of GPU {gpu.index} are in use, {promised} MiB are promised to neighbours"
-        return ""
+        mine = [gpu for gpu in read[facts.DRIVER].gpus if gpu.index in self.service.gpus]
+        return next(filter(None, (nvidia.excess(gpu.index, gpu.used, self._promised(gpu.index)) for gpu in mine)), "")
 
     def stops(self, read: Facts) -> list[str]:
         """Return the service when it runs another configuration."""

@@ -8,10 +8,10 @@ from collections.abc import Iterator, Mapping
 from lodger.checks.doctor.finding import error_finding, note_finding, ok_finding, warning_finding
 from lodger.checks.doctor.reading import HostReading
 from lodger.checks.doctor.report import DoctorFinding
-from lodger.host import facts
+from lodger.host import facts, nvidia
 from lodger.host.facts import health
 from lodger.host.facts.docker import Container
-from lodger.host.ownership import Owner, is_driver_daemon, names, owners, runs_without_unit
+from lodger.host.ownership import Owner, declared, is_driver_daemon, names, owners, runs_without_unit
 from lodger.inventory import Host
 
 
@@ -43,20 +43,27 @@ def holders(at: HostReading) -> Iterator[DoctorFinding]:
     """See that whoever has a GPU open is ours or named in the inventory, and memory that is taken has an owner."""
     read, host = at.read, at.host
     who, containers = owners(read), read[facts.CONTAINERS]
-    named = {Owner(neighbour.kind, name) for name, neighbour in host.neighbours.items()}
+    named = declared(host).keys()
     known: list[str] = []
-    on: set[int] = set()
+    opened: set[int] = set()  # GPUs that somebody has open
+    others: set[int] = set()  # GPUs that somebody has open who is no neighbour
     for process in read[facts.PROCESSES].values():
         if not process.devices:
             continue
-        on |= set(process.gpus)
         owner = who[process.pid]
         numbers = ",".join(map(str, process.gpus)) or "none, the driver only"
         measured = f"GPU {numbers}: pid {process.pid}, user {process.user}, {owner}: {process.command[:160]}"
         if runs_without_unit(process):
             todo = "a driver upgrade refuses: kill it, and let its unit run it (systemctl enable --now)"
             yield note_finding("a daemon of the driver runs without its unit", measured, todo)
-        elif is_driver_daemon(process) or _is_ours(owner, containers, host) or names(owner, read) & named:
+            continue
+        if is_driver_daemon(process):
+            known.append(f"pid {process.pid} ({owner})")
+            continue
+        opened |= set(process.gpus)
+        neighbour = bool(names(owner, read) & named)
+        others |= set() if neighbour else set(process.gpus)
+        if neighbour or _is_ours(owner, containers, host):
             known.append(f"pid {process.pid} ({owner})")
         elif set(process.gpus) & at.serving:
             todo = f"a deploy refuses: ask {process.user} to stop it, or name it under `neighbours:`"
@@ -65,16 +72,24 @@ def holders(at: HostReading) -> Iterator[DoctorFinding]:
             yield note_finding(
                 "somebody has the driver open", measured, f"a driver upgrade would wait for {process.user}: ask in time"
             )
+    yield from _memory(at, opened, others)
+    yield ok_finding("holders that are known", ", ".join(known) or "none")
+
+
+def _memory(at: HostReading, opened: set[int], others: set[int]) -> Iterator[DoctorFinding]:
+    """See that of GPUs with nobody but neighbours on them no more is in use than a deploy accepts."""
     for gpu in at.driver.gpus:
-        if gpu.index not in on and gpu.used > _IDLE_MEMORY:
+        too_much = nvidia.excess(gpu.index, gpu.used, at.host.reserved_mib(gpu.index))
+        if not too_much or gpu.index in others:
+            continue
+        if gpu.index in opened:
+            todo = "a deploy of a worker there fails: correct `gpu_memory_mib` and `gpus` of the neighbours, or ask them"
+            yield warning_finding("neighbours have more GPU memory than they were promised", too_much, todo)
+        else:
             measured = f"GPU {gpu.index}: {gpu.used} MiB in use, no process has it open"
             yield warning_finding(
                 "GPU memory is taken by nobody", measured, "a process died badly: nvidia-smi --gpu-reset, or reboot"
             )
-    yield ok_finding("holders that are known", ", ".join(known) or "none")
-
-
-_IDLE_MEMORY = 512  # MiB that the driver itself may show on a GPU that nobody has open
 
 
 def _is_ours(owner: Owner | None, containers: Mapping[str, Container], host: Host) -> bool:

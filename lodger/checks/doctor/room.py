@@ -10,7 +10,7 @@ from lodger.checks.doctor.reading import HostReading, fit, images_of, pinned, we
 from lodger.checks.doctor.report import DoctorFinding
 from lodger.host import facts
 from lodger.host.facts import health
-from lodger.host.ownership import Owner, names, owners
+from lodger.host.ownership import Owner, declared, names, owners
 from lodger.plans.operate import ENGINE_IMAGE_ROOM
 
 
@@ -62,7 +62,7 @@ def ports(at: HostReading) -> Iterator[DoctorFinding]:
     if host.router:
         wanted |= {host.router.port: "the router", host.router.prometheus_port: "the router's metrics"}
     who, containers = owners(read), read[facts.CONTAINERS]
-    replaced = {Owner(one.kind, name) for name, one in host.neighbours.items() if one.policy == "replace"}
+    replaced = {owner for owner, one in declared(host).items() if one.policy == "replace"}
     said: set[int] = set()
     for port in read[facts.PORTS]:
         if port.protocol != "tcp" or port.port not in wanted or port.port in said:

@@ -18,7 +18,7 @@ from lodger.plans import operate, runbook
 from lodger.plans.runbook import names
 from lodger.release.render import render
 from lodger.run.ledger import Ledger
-from tests.unit.readings import base, deployed, installed, readings, record
+from tests.unit.readings import base, deployed, driver, installed, readings, record
 from tests.unit.states.support_pauses import CONDITION, UNTIL, A, stands
 
 HOSTS = CODE / "hosts"
@@ -67,6 +67,26 @@ def test_a_reboot_and_a_driver_upgrade_say_once_that_it_stays_paused(name: str, 
     read = stands(UNTIL)
     assert asked(plan, read) == ["worker_paused(a)"]
     assert plan.remarks(read)
+
+
+@pytest.mark.parametrize("verb", ["deploy", "rollback", "resume"])
+def test_a_worker_leaves_neighbours_what_each_gpu_was_promised(verb: str, fleet: Fleet) -> None:
+    node1 = fleet.hosts["node1"]
+    only = {"aigc-creator": node1.neighbours["aigc-creator"].model_copy(update={"gpus": (1,)})}
+    host, book = node1.model_copy(update={"neighbours": only}), runbook.load(verb)
+    plan = {
+        "deploy": lambda: operate.deploy(fleet, host, book, revision="r1", contained=lambda _: True),
+        "rollback": lambda: operate.rollback(fleet, host, book),
+        "resume": lambda: operate.resume(fleet, host, book, "a"),
+    }[verb]()
+    files = installed("r1", A) | installed("r2", A)
+    read = readings(base(deployed=deployed(("r1", "r2"), links={"worker-a": "r2"}, files=files)) | {facts.MACHINE: None})
+    steps, _ = plan.build(read, None)
+    (free,) = [step.state for step in steps if step.state.name == "gpus_free(worker-a)"]
+    there: dict[facts.Fact[Any], Any] = {facts.DRIVER: driver(0, 1500, 0, 0), facts.unit_fact(A.unit): None}
+    assert free.missing(readings(base() | there)) == ""
+    there[facts.DRIVER] = driver(1500, 0, 0, 0)
+    assert free.missing(readings(base() | there)) == "1500 MiB of GPU 0 are in use, 0 MiB are promised to neighbours"
 
 
 def test_all_daemons_of_the_driver_are_off_it_last_each_once(fleet: Fleet) -> None:

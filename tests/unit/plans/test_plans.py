@@ -137,8 +137,8 @@ def test_what_smoke_expects_survives_the_manifest(fleet: Fleet) -> None:
 
 def test_neighbours_share_gpus_only_with_policy_pause(fleet: Fleet) -> None:
     host = fleet.hosts["node1"]
-    assert operate.neighbours(host) == {Owner("program", "aigc-creator"): host.neighbours["aigc-creator"].gpu_memory_mib}
-    assert operate.neighbours(fleet.hosts["node2"]) == {}
+    assert operate.neighbours(host) == (Owner("program", "aigc-creator"),)
+    assert operate.neighbours(fleet.hosts["node2"]) == ()
 
 
 def test_workers_of_a_pool_and_its_router_take_turns(fleet: Fleet) -> None:

@@ -75,7 +75,7 @@ def test_a_declared_neighbour_may_stay_within_what_it_was_promised() -> None:
 
 
 def test_memory_that_a_dead_predecessor_still_holds_is_waited_for() -> None:
-    plain = GpusFree(A, HOST, neighbours={}, replaced=[])
+    plain = GpusFree(A, HOST, neighbours=(), promised=lambda _: 0, replaced=[])
     assert "in use" in plain.missing(readings(host(driver=driver(0, 21000, 0, 0))))
     assert plain.missing(readings(host(driver=driver(0, 200, 0, 0)))) == ""
     assert plain.deadline > 0
@@ -158,7 +158,7 @@ def test_another_port_or_our_own_is_no_conflict(values: dict[str, Any]) -> None:
 
 
 def test_a_running_worker_is_not_moved_to_a_port_that_somebody_has() -> None:
-    moved = GpusFree(replace(A, port=30005, config="c2"), HOST, neighbours={}, replaced=[])
+    moved = GpusFree(replace(A, port=30005, config="c2"), HOST, neighbours=(), promised=lambda _: 0, replaced=[])
     read = readings(host(containers=[ours(A)], ports=[port(30000, 5, "docker-proxy"), port(30005, 75, "nc")], unit=ENABLED))
     assert whats(moved.blockers(read)) == ["port 30005 is taken by nc"]
 
@@ -186,8 +186,8 @@ def test_gpus_that_another_worker_of_ours_gives_up_first_are_waited_for() -> Non
         | {facts.unit_fact("lodger-worker-b.service"): None}
     )
     for first, second in (((0, 1, 2, 3), (4, 5, 6, 7)), ((4, 5, 6, 7), (0, 1, 2, 3))):
-        keeps = GpusFree(replace(A, gpus=first), HOST, neighbours={}, replaced=[])
-        gets = GpusFree(worker("b", port=30001, gpus=second), HOST, neighbours={}, replaced=[])
+        keeps = GpusFree(replace(A, gpus=first), HOST, neighbours=(), promised=lambda _: 0, replaced=[])
+        gets = GpusFree(worker("b", port=30001, gpus=second), HOST, neighbours=(), promised=lambda _: 0, replaced=[])
         assert keeps.blockers(read) == []
         assert {blocker.awaits for blocker in gets.blockers(read)} <= keeps.provides
         assert gets.blockers(read) != []
