@@ -6,9 +6,9 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from lodger.host import facts, nvidia
+from lodger.host import facts, nvidia, paths
 from lodger.host.facts.base import Facts
-from lodger.host.facts.docker import Container
+from lodger.host.facts.docker import HOST_LABEL, Container
 from lodger.host.facts.machine import Process, Program, Unit
 from lodger.inventory import Host
 from lodger.inventory.schema import Neighbour
@@ -78,9 +78,24 @@ def runs_without_unit(process: Process) -> bool:
     return is_driver_daemon(process) and process.unit not in nvidia.DAEMON_UNITS
 
 
-def is_ours(who: Owner | None, containers: Mapping[str, Container], host: str) -> bool:
-    if who is None:
+MARK = f"# {HOST_LABEL}="
+"""What a unit file of ours says of its host, on a line of its own."""
+
+
+def is_ours(owner: Owner | None, read: Facts, host: str) -> bool:
+    """Return whether Lodger made what ``owner`` names for ``host``: a container by its label, a system unit by its name."""
+    if owner is None:
         return False
-    if who.kind == "container":
-        return containers[who.name].labels.get("io.lodger.host") == host
-    return who.kind == "unit" and who.name.startswith("lodger-")
+    if owner.kind == "container":
+        return is_own_container(read[facts.CONTAINERS].get(owner.name), host)
+    return owner.kind == "unit" and owner.name.startswith(paths.PREFIX)
+
+
+def is_own_container(container: Container | None, host: str) -> bool:
+    """Return whether Lodger made ``container`` for ``host``; other sites may have theirs on the same machine."""
+    return container is not None and container.labels.get(HOST_LABEL) == host
+
+
+def is_own_file(text: str, host: str) -> bool:
+    """Return whether Lodger wrote the unit file ``text`` for ``host``."""
+    return f"{MARK}{host}" in text.splitlines()

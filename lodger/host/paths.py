@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from lodger.host.command import Command, quote
 
+PREFIX = "lodger-"
+"""What the names of our units and containers begin with. A container's name is anybody's to choose: its label counts."""
 ROOT = "/opt/lodger"
 RELEASES = f"{ROOT}/releases"
 SERVICES = f"{ROOT}/services"

@@ -10,7 +10,7 @@ from lodger.host.command import quote
 from lodger.host.facts import packages
 from lodger.host.facts.base import Fact, Facts
 from lodger.host.facts.packages import DPKG, KERNEL, Package
-from lodger.host.ownership import Owner, is_driver_daemon, names, owners, runs_without_unit
+from lodger.host.ownership import Owner, is_driver_daemon, is_ours, names, owners, runs_without_unit
 from lodger.states.base import Blocker
 
 PATIENCE = 600.0  # seconds that somebody else's apt or dpkg is waited for
@@ -76,15 +76,13 @@ class DriverGoal:
     def strangers(self, read: Facts) -> list[Blocker]:
         """Return who has a GPU open and is neither ours nor named in the inventory."""
         found = []
-        containers = read[facts.CONTAINERS]
         for process, owner in self.holders(read):
             if runs_without_unit(process):
                 what = f"pid {process.pid} is a daemon of the driver ({process.program}) that no unit of its own runs"
                 hint = f"kill {process.pid}, and let its unit run it: nothing would start it again"
                 found.append(Blocker(what, "it has a GPU open, and was started by hand or by a script", hint))
                 continue
-            ours = owner.kind == "container" and containers[owner.name].labels.get("io.lodger.host") == self.host
-            if ours or names(owner, read) & self.neighbours:
+            if is_ours(owner, read, self.host) or names(owner, read) & self.neighbours:
                 continue
             what = f"pid {process.pid} of user {process.user} has a GPU open ({owner})"
             hint = f"ask {process.user} to stop it, or declare it: neighbours: {{{_declaration(owner)}}}"

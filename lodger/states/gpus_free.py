@@ -8,7 +8,7 @@ from typing import Any
 from lodger.host import facts, nvidia
 from lodger.host.command import Command, run
 from lodger.host.facts.base import Fact, Facts
-from lodger.host.ownership import Owner, is_driver_daemon, names, owners
+from lodger.host.ownership import Owner, is_driver_daemon, is_ours, names, owners
 from lodger.release.service import Service
 from lodger.states.base import Blocker, NoUndo
 from lodger.states.service_base import UP, ServiceState
@@ -52,6 +52,8 @@ class GpusFree(ServiceState):
         """Return who is on the GPUs, or on the port, without being named in the inventory."""
         found = []
         for process, owner in self._strangers(read):
+            if owner.kind == "unit" and is_ours(owner, read, self.host):
+                continue  # a step of ours: it ends by itself
             where = ", ".join(str(index) for index in process.gpus if index in self.service.gpus)
             what = f"GPU {where} is held by pid {process.pid} of user {process.user} ({owner})"
             hint = f"ask {process.user}, or declare it in the host file under `neighbours:`"

@@ -13,8 +13,8 @@ from lodger.host.facts.docker import Container
 from lodger.host.facts.gpu import Gpu
 from lodger.host.facts.machine import ListeningPort, Process, Program, Unit
 from lodger.host.facts.serving import Serving
+from lodger.host.ownership import MARK
 from lodger.release.service import Service
-from lodger.states.service_base import MARK
 
 CAPTURED = Path(__file__).parent / "data/facts"
 HOST = "node1"

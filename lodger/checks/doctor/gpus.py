@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 from lodger.checks.doctor.finding import error_finding, note_finding, ok_finding, warning_finding
 from lodger.checks.doctor.reading import HostReading
 from lodger.checks.doctor.report import DoctorFinding
 from lodger.host import facts, nvidia
 from lodger.host.facts import health
-from lodger.host.facts.docker import Container
-from lodger.host.ownership import Owner, declared, is_driver_daemon, names, owners, runs_without_unit
-from lodger.inventory import Host
+from lodger.host.ownership import declared, is_driver_daemon, is_ours, names, owners, runs_without_unit
 
 
 def gpus(at: HostReading) -> Iterator[DoctorFinding]:
@@ -42,7 +40,7 @@ def gpus(at: HostReading) -> Iterator[DoctorFinding]:
 def holders(at: HostReading) -> Iterator[DoctorFinding]:
     """See that whoever has a GPU open is ours or named in the inventory, and memory that is taken has an owner."""
     read, host = at.read, at.host
-    who, containers = owners(read), read[facts.CONTAINERS]
+    who = owners(read)
     named = declared(host).keys()
     known: list[str] = []
     opened: set[int] = set()  # GPUs that somebody has open
@@ -63,7 +61,7 @@ def holders(at: HostReading) -> Iterator[DoctorFinding]:
         opened |= set(process.gpus)
         neighbour = bool(names(owner, read) & named)
         others |= set() if neighbour else set(process.gpus)
-        if neighbour or _is_ours(owner, containers, host):
+        if neighbour or is_ours(owner, read, host.name):
             known.append(f"pid {process.pid} ({owner})")
         elif set(process.gpus) & at.serving:
             todo = f"a deploy refuses: ask {process.user} to stop it, or name it under `neighbours:`"
@@ -90,14 +88,6 @@ def _memory(at: HostReading, opened: set[int], others: set[int]) -> Iterator[Doc
             yield warning_finding(
                 "GPU memory is taken by nobody", measured, "a process died badly: nvidia-smi --gpu-reset, or reboot"
             )
-
-
-def _is_ours(owner: Owner | None, containers: Mapping[str, Container], host: Host) -> bool:
-    if owner is None:
-        return False
-    if owner.kind == "container":
-        return containers[owner.name].labels.get("io.lodger.host") == host.name
-    return owner.kind == "unit" and owner.name.startswith("lodger-")
 
 
 def pcie(at: HostReading) -> Iterator[DoctorFinding]:

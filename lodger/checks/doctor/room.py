@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from lodger.checks.doctor.finding import error_finding, gib, note_finding, ok_finding, warning_finding
-from lodger.checks.doctor.gpus import _is_ours
 from lodger.checks.doctor.reading import HostReading, fit, images_of, pinned, weights
 from lodger.checks.doctor.report import DoctorFinding
 from lodger.host import facts
 from lodger.host.facts import health
-from lodger.host.ownership import Owner, declared, names, owners
+from lodger.host.ownership import Owner, declared, is_ours, names, owners
 from lodger.plans.operate import ENGINE_IMAGE_ROOM
 
 
@@ -75,7 +74,7 @@ def ports(at: HostReading) -> Iterator[DoctorFinding]:
         measured = (
             f"{port.address}:{port.port}, {wanted[port.port]}: {owner or port.process or 'owner unknown'}, pid {port.pid}"
         )
-        if _is_ours(owner, containers, host):
+        if is_ours(owner, read, host.name):
             yield ok_finding("a port is ours", measured)
         elif owner and names(owner, read) & replaced:
             yield note_finding("a port is held by a neighbour", measured, "a deploy stops it first, as the inventory says")

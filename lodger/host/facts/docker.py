@@ -49,6 +49,10 @@ echo hook=$hook""",
 )
 
 
+HOST_LABEL = "io.lodger.host"
+"""Label of our containers: the host as our inventory calls it."""
+
+
 @dataclass(frozen=True)
 class Container:
     """A container, running or not. ``started`` is Docker's timestamp, ``address`` its own address on its network."""

@@ -8,18 +8,30 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ruamel.yaml import YAML
 
 from lodger import inventory
 from lodger.checks import doctor
 from lodger.checks.doctor.report import DoctorSeverity
-from lodger.host import facts
+from lodger.host import facts, ownership, paths
+from lodger.inventory import Fleet
+from lodger.release.render import render
+from lodger.run import footprint
 from tests.unit.checks.doctor.support_doctor import ROOT, patient
-from tests.unit.readings import base, on_gpus, process, readings
+from tests.unit.readings import HOST, base, container, in_container, on_gpus, process, program, readings
 from tests.unit.release.support_resume import Stage
 from tests.unit.states.support_driver import GOAL, at
-from tests.unit.states.support_pauses import WAY
+from tests.unit.states.support_pauses import UNTIL, WAY, A
 from tests.unit.states.support_states import FREE
 from tests.unit.states.support_states import host as deploying
+
+
+@pytest.fixture(scope="module")
+def fleet() -> Fleet:
+    found = inventory.load(ROOT / "hosts")
+    images = {name: image.model_copy(update={"digest": f"sha256:{'5' * 64}"}) for name, image in found.images.items()}
+    return found.model_copy(update={"images": images})
+
 
 # ---------------------------------------------------------------- the driver's own daemons
 
@@ -143,3 +155,87 @@ def test_what_brings_a_worker_back_knows_it_by_the_same(
     stage.holder(5, "x", SESSION)
     stage.runs(5, program, uid, namespace)
     assert (stage.others() == "") == content
+
+
+# ---------------------------------------------------------------- what is ours
+
+LABELS = {"io.lodger.host": HOST}
+BESIDE = container("lodger-worker-b", labels=LABELS)
+OURS: dict[str, dict[str, Any]] = {
+    "a container with our label": {"containers": [BESIDE], "processes": [in_container(6, BESIDE, devices=GPUS)]},
+    "one that somebody renamed": {
+        "containers": [renamed := container("x", labels=LABELS)],
+        "processes": [in_container(6, renamed, devices=GPUS)],
+    },
+    "a step of ours": {"processes": [in_unit("lodger-step-driver-load.service", command="nvidia-smi")]},
+    "a worker's unit": {"processes": [in_unit("lodger-worker-b.service", command="docker compose up")]},
+}
+NOT_OURS: dict[str, dict[str, Any]] = {
+    "a container with our name": {
+        "containers": [named := container("lodger-worker-b")],
+        "processes": [in_container(6, named, devices=GPUS)],
+    },
+    "a container of another host's": {
+        "containers": [other := container("lodger-worker-b", labels={"io.lodger.host": "node9"})],
+        "processes": [in_container(6, other, devices=GPUS)],
+    },
+    "a user's own unit": {"processes": [by_hand("x", f"{MANAGER}/app.slice/lodger-step-x.service")]},
+    "a unit in a container": {"processes": [by_hand("x", f"/docker/{'a' * 64}/system.slice/lodger-step-x.service")]},
+    "a unit that only begins so": {"processes": [in_unit("lodgers.service")]},
+    "a program of that name": {
+        "programs": [program("lodger-step-x", 4)],
+        "processes": [in_unit("supervisor.service", parents=(4,))],
+    },
+}
+
+
+def is_foreign_to_the_footprint(there: dict[str, Any]) -> bool:
+    return any(kind == "gpu process" for kind, _ in footprint.of(readings(base(**there)), HOST))
+
+
+def is_foreign_to_a_deploy(there: dict[str, Any]) -> bool:
+    return any(not blocker.awaits for blocker in FREE.blockers(readings(deploying(**there))))
+
+
+def is_foreign_to_an_upgrade(there: dict[str, Any]) -> bool:
+    return GOAL.strangers(at(**there)) != []
+
+
+def is_foreign_to_doctor(there: dict[str, Any]) -> bool:
+    fleet = inventory.load(ROOT / "hosts")
+    said = doctor.judge(patient(fleet, fleet.hosts[HOST], base(**there)))
+    return DoctorSeverity.ERROR in {found.severity for found in said if found.check == "holders"}
+
+
+FOREIGN: list[Callable[[dict[str, Any]], bool]] = [
+    is_foreign_to_the_footprint,
+    is_foreign_to_a_deploy,
+    is_foreign_to_an_upgrade,
+    is_foreign_to_doctor,
+]
+
+
+@pytest.mark.parametrize("foreign", FOREIGN)
+@pytest.mark.parametrize("name", OURS)
+def test_what_is_ours_is_ours_to_everybody(foreign: Callable[[dict[str, Any]], bool], name: str) -> None:
+    assert not foreign(OURS[name])
+
+
+@pytest.mark.parametrize("foreign", FOREIGN)
+@pytest.mark.parametrize("name", NOT_OURS)
+def test_what_only_looks_like_ours_is_foreign_to_everybody(foreign: Callable[[dict[str, Any]], bool], name: str) -> None:
+    assert foreign(NOT_OURS[name])
+
+
+def test_what_a_release_puts_on_a_host_is_known_as_ours(fleet: Fleet) -> None:
+    """Label and mark stand as text in the templates."""
+    release = render(fleet, fleet.hosts["node2"])
+    units = [file.content for file in release.files if file.path.startswith("units/")]
+    composes = [YAML(typ="safe").load(file.content) for file in release.files if file.path.endswith("compose.yml")]
+    labels = [service["labels"] for compose in composes for service in compose["services"].values()]
+    assert len(units) == len(composes) == len(release.services)
+    assert all(ownership.is_own_file(text, "node2") and not ownership.is_own_file(text, "node1") for text in units)
+    assert [one for one in labels if not ownership.is_own_container(container("x", labels=one), "node2")] == []
+    way_back = WAY.files(A, UNTIL)
+    assert [path for path, text in way_back.items() if not ownership.is_own_file(text, HOST)] == []
+    assert all(service.unit.startswith(paths.PREFIX) for service in release.services)

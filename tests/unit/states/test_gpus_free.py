@@ -170,6 +170,13 @@ def test_a_port_that_another_of_ours_has_is_waited_for() -> None:
     assert "deploy without worker-a, then with it again" in blocker.hint
 
 
+def test_a_port_that_a_passing_unit_of_ours_has_is_nobody_elses_to_free() -> None:
+    share = process(75, user="root", cgroup="/system.slice/lodger-share-m-1.service ")
+    (blocker,) = FREE.blockers(readings(host(ports=[port(30000, 75, "python3")], processes=[share])))
+    assert (blocker.what, blocker.awaits) == ("port 30000 is taken by unit lodger-share-m-1.service", "")
+    assert "ends by itself" in blocker.hint
+
+
 def test_a_router_does_not_start_on_a_port_that_somebody_has() -> None:
     state = ServiceReady(router(), HOST)
     taken = readings(host(ports=[port(router().port, 75, "nc")]))
