@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from lodger.host import facts, nvidia, paths
 from lodger.host.facts.base import Facts
 from lodger.host.facts.docker import HOST_LABEL, Container
-from lodger.host.facts.machine import Process, Program, Unit
+from lodger.host.facts.machine import SSHD, ListeningPort, Process, Program, Unit
 from lodger.inventory import Host
 from lodger.inventory.schema import Neighbour
 
@@ -61,6 +61,32 @@ def names(owner: Owner, read: Facts) -> set[Owner]:
     if owner.kind == "program":
         known |= {Owner("program", owner.name.rpartition(":")[2]), Owner("program", owner.name.partition(":")[0])}
     return known
+
+
+DOCKER = Owner("unit", "docker.service")
+
+
+def port_owner(port: ListeningPort, who: Mapping[int, Owner], read: Facts) -> Owner | None:
+    """Return who has a port, None where nobody knows; ``who`` are the owners of processes.
+
+    Docker itself listens on a port that a container publishes. What a listener is called says nothing.
+    """
+    listener = who.get(port.pid)
+    if listener != DOCKER:
+        return listener
+    containers = read[facts.CONTAINERS].values()
+    return next((Owner("container", one.name) for one in containers if one.running and port.port in one.published), DOCKER)
+
+
+_SSH_UNIT = re.compile(r"sshd?(@.*)?\.service")
+_LOGIN = re.compile(r"(?:^| )/user\.slice/user-\d+\.slice/session-[^/ ]+\.scope(?=[/ ]|$)")
+
+
+def is_sshd(process: Process) -> bool:
+    """Return whether ``process`` is the host's sshd, or its part of a login, which listens for what somebody forwards."""
+    if process.program not in {*SSHD, None}:  # None: a ledger of an earlier version does not say
+        return False
+    return bool(_SSH_UNIT.fullmatch(process.unit) or _LOGIN.search(process.cgroup))
 
 
 def declared(host: Host) -> dict[Owner, Neighbour]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from lodger.host import facts
 from lodger.host.facts.base import Facts
 from lodger.host.facts.machine import Unit
-from lodger.host.ownership import Owner, is_ours, is_own_container, owners
+from lodger.host.ownership import DOCKER, Owner, is_ours, is_own_container, is_sshd, owners
 
 # Mounts that come and go with containers, sessions and automatic units are nobody's service.
 _PASSING_MOUNT = re.compile(r"^/(run|proc|sys|dev|tmp)(/|$)|/(overlay2|overlayfs|containers|netns)/|^/var/lib/docker/")
@@ -77,14 +77,15 @@ def of(read: Facts, host: str, *, rebooted: bool = False) -> Footprint:
         if not _PASSING_MOUNT.search(where):
             things["mount", where] = Thing(what, up=True)
     for port in read[facts.PORTS]:
-        # The proxy of a published port is dockerd's; whom it serves shows in the container's own state.
-        if port.process == "docker-proxy" or is_ours(who.get(port.pid), read, host) or port.process.startswith("sshd"):
+        # Where Docker listens, the container that it does it for shows in its own state.
+        listener, process = who.get(port.pid), read[facts.PROCESSES].get(port.pid)
+        if listener == DOCKER or is_ours(listener, read, host) or (process is not None and is_sshd(process)):
             continue
         # A UDP socket may be a client's of the moment.
         if port.protocol == "tcp" and not (rebooted and port.port >= _ANY_PORT):
             # A socket that no process owns is the kernel's, or of another network namespace's helper: no service to lose.
             how = port.process or "owner unknown"
-            things["port", f"{port.address}:{port.port}"] = Thing(how, bool(port.pid), who.get(port.pid))
+            things["port", f"{port.address}:{port.port}"] = Thing(how, bool(port.pid), listener)
     for process in read[facts.PROCESSES].values():
         if process.devices and not rebooted and not is_ours(who[process.pid], read, host):
             # A GPU job that ends by itself is a colleague's work that is done, no loss.

@@ -9,7 +9,7 @@ from lodger.host.command import Command, quote, run
 from lodger.host.facts.base import Facts
 from lodger.host.facts.docker import Container
 from lodger.host.facts.machine import Unit
-from lodger.host.ownership import Owner, is_ours, is_own_container, names, owners
+from lodger.host.ownership import Owner, is_ours, is_own_container, names, owners, port_owner
 from lodger.release import pauses
 from lodger.release.service import Service
 from lodger.states.base import Blocker, State
@@ -101,19 +101,13 @@ class ServiceState(State):
         for port in read[facts.PORTS]:
             if port.protocol != "tcp" or port.port != self.service.port:
                 continue
-            owner = self._publisher(read) if port.process == "docker-proxy" else who.get(port.pid)
+            owner = port_owner(port, who, read)
             if owner is not None and owner.name == self.service.container and is_ours(owner, read, self.host):
                 continue
             what = f"port {self.service.port} is taken by {owner or port.process or 'an unknown process'}"
             hint = "choose another port, or declare it under `neighbours:` with policy replace"
             return [self._taken(owner, read, what, f"pid {port.pid} listens on {port.address}", hint)]
         return []
-
-    def _publisher(self, read: Facts) -> Owner | None:
-        for container in read[facts.CONTAINERS].values():
-            if self.service.port in container.published:
-                return Owner("container", container.name)
-        return None
 
 
 # Log line -> what it means for a person who waits, in the order of a start (recordings: server/worker.log).

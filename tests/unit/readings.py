@@ -110,6 +110,12 @@ def in_container(pid: int, of: Container, **changes: Any) -> Process:
     return process(pid, **{"user": "root", "cgroup": f"/system.slice/docker-{of.id}.scope ", **changes})
 
 
+def proxy(pid: int, **changes: Any) -> Process:
+    """Return the process that listens for Docker on a published port."""
+    command = "/usr/bin/docker-proxy -proto tcp -host-port 30000"
+    return process(pid, **{"user": "root", "command": command, "cgroup": "/system.slice/docker.service ", **changes})
+
+
 def on_gpus(*indices: int) -> tuple[str, ...]:
     """Return the device files of GPUs."""
     return tuple(f"/dev/nvidia{index}" for index in indices)

@@ -9,7 +9,7 @@ from lodger.checks.doctor.reading import HostReading, fit, images_of, pinned, we
 from lodger.checks.doctor.report import DoctorFinding
 from lodger.host import facts
 from lodger.host.facts import health
-from lodger.host.ownership import Owner, declared, is_ours, names, owners
+from lodger.host.ownership import declared, is_ours, names, owners, port_owner
 from lodger.plans.operate import ENGINE_IMAGE_ROOM
 
 
@@ -60,17 +60,14 @@ def ports(at: HostReading) -> Iterator[DoctorFinding]:
     wanted = {worker.port: f"worker {name}" for name, worker in host.workers.items()}
     if host.router:
         wanted |= {host.router.port: "the router", host.router.prometheus_port: "the router's metrics"}
-    who, containers = owners(read), read[facts.CONTAINERS]
+    who = owners(read)
     replaced = {owner for owner, one in declared(host).items() if one.policy == "replace"}
     said: set[int] = set()
     for port in read[facts.PORTS]:
         if port.protocol != "tcp" or port.port not in wanted or port.port in said:
             continue
         said.add(port.port)
-        owner = who.get(port.pid)
-        if port.process == "docker-proxy":
-            publishers = [one.name for one in containers.values() if one.running and port.port in one.published]
-            owner = Owner("container", publishers[0]) if publishers else owner
+        owner = port_owner(port, who, read)
         measured = (
             f"{port.address}:{port.port}, {wanted[port.port]}: {owner or port.process or 'owner unknown'}, pid {port.pid}"
         )

@@ -240,7 +240,9 @@ def programs_snippet(programs: Sequence[str]) -> str:
 done"""
 
 
-KNOWN_PROGRAMS = nvidia.DAEMON_PROGRAMS
+SSHD = ("/usr/sbin/sshd", "/usr/lib/openssh/sshd-session", "/usr/libexec/openssh/sshd-session")
+"""Executables of OpenSSH's server; from 9.8 on, a connection has one of its own."""
+KNOWN_PROGRAMS = (*nvidia.DAEMON_PROGRAMS, *SSHD)
 """Executables by which a process is known; its command line says whatever it likes."""
 
 

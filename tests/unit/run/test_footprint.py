@@ -23,6 +23,7 @@ from tests.unit.readings import (
     port,
     process,
     program,
+    proxy,
     readings,
     unit,
     worker,
@@ -139,8 +140,7 @@ def test_losses_come_first() -> None:
         {"mounts": {"/var/lib/docker/overlay2/ab/merged": "overlay overlay"}},
         {"mounts": {"/srv/docker/overlay2/ab/merged": "overlay overlay", "/proc/sys/fs/binfmt_misc": "autofs x"}},
         {"ports": [replace(port(5353, 9, "avahi"), protocol="udp")]},
-        {"ports": [port(22, 9, "sshd"), port(6010, 10, "sshd: alice")]},
-        {"ports": [port(8888, 9, "docker-proxy")]},
+        {"ports": [port(8888, 9, "docker-proxy")], "processes": [proxy(9)]},
         {"processes": [process(5)]},
     ],
 )

@@ -20,6 +20,7 @@ from tests.unit.readings import (
     port,
     process,
     program,
+    proxy,
     readings,
     router,
     worker,
@@ -129,12 +130,20 @@ def test_a_unit_that_restarts_without_end_is_stopped_first() -> None:
             "",
         ),
         (
-            {"ports": [port(30000, 5, "docker-proxy")], "containers": [container("notebook", published=(30000,))]},
+            {
+                "ports": [port(30000, 5, "docker-proxy")],
+                "processes": [proxy(5)],
+                "containers": [container("notebook", published=(30000,))],
+            },
             "port 30000 is taken by container notebook",
             "",
         ),
         (
-            {"ports": [port(30000, 5, "docker-proxy")], "containers": [container("old", published=(30000,))]},
+            {
+                "ports": [port(30000, 5, "docker-proxy")],
+                "processes": [proxy(5)],
+                "containers": [container("old", published=(30000,))],
+            },
             "port 30000 is taken by container old",
             "no container old",
         ),
@@ -150,7 +159,7 @@ def test_a_port_that_somebody_has_is_refused(values: dict[str, Any], what: str, 
     [
         {"ports": [port(30001, 75, "nc")]},
         {"ports": [replace(port(30000, 75, "nc"), protocol="udp")]},
-        {"ports": [port(30000, 5, "docker-proxy")], "containers": [ours(OLD)]},
+        {"ports": [port(30000, 5, "docker-proxy")], "processes": [proxy(5)], "containers": [ours(OLD)]},
     ],
 )
 def test_another_port_or_our_own_is_no_conflict(values: dict[str, Any]) -> None:
@@ -159,13 +168,20 @@ def test_another_port_or_our_own_is_no_conflict(values: dict[str, Any]) -> None:
 
 def test_a_running_worker_is_not_moved_to_a_port_that_somebody_has() -> None:
     moved = GpusFree(replace(A, port=30005, config="c2"), HOST, neighbours=(), promised=lambda _: 0, replaced=[])
-    read = readings(host(containers=[ours(A)], ports=[port(30000, 5, "docker-proxy"), port(30005, 75, "nc")], unit=ENABLED))
+    read = readings(
+        host(
+            containers=[ours(A)],
+            ports=[port(30000, 5, "docker-proxy"), port(30005, 75, "nc")],
+            processes=[proxy(5)],
+            unit=ENABLED,
+        )
+    )
     assert whats(moved.blockers(read)) == ["port 30005 is taken by nc"]
 
 
 def test_a_port_that_another_of_ours_has_is_waited_for() -> None:
     other = container("lodger-worker-b", labels={"io.lodger.host": HOST}, published=(30000,))
-    (blocker,) = FREE.blockers(readings(host(ports=[port(30000, 5, "docker-proxy")], containers=[other])))
+    (blocker,) = FREE.blockers(readings(host(ports=[port(30000, 5, "docker-proxy")], processes=[proxy(5)], containers=[other])))
     assert blocker.awaits == "lodger-worker-b off its old GPUs"
     assert "deploy without worker-a, then with it again" in blocker.hint
 
