@@ -36,7 +36,7 @@ def owner(
     for program in programs.values():
         if program.pid and program.pid in family:
             return Owner("program", program.name)
-    if user_unit := re.search(r"/user@\d+\.service/.*?/([^/ ]+\.service)", process.cgroup):
+    if user_unit := process.user_unit:
         return Owner("user-unit", f"{process.user}:{user_unit[1]}")
     if process.unit and not process.unit.startswith("user@"):
         return Owner("unit", process.unit)

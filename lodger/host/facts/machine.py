@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from lodger.host import nvidia
 from lodger.host.command import quote
@@ -206,6 +206,13 @@ class Process:
         match = re.search(r"(?:^| )(?:/[^/ ]+\.slice)*/([^/ ]+\.service)(?=[/ ]|$)", self.cgroup)
         return match[1] if match else ""
 
+    @property
+    def user_unit(self) -> tuple[int, str] | None:
+        """The unit of a user's own manager that it belongs to, after that user's number."""
+        manager = r"(?:^| )/user\.slice/user-\d+\.slice/user@(\d+)\.service/"
+        match = re.search(manager + r"(?:[^ ]*?/)?([^/ ]+\.service)(?=[/ ]|$)", self.cgroup)
+        return (int(match[1]), match[2]) if match else None
+
 
 def _processes(text: str) -> dict[int, Process]:
     processes: dict[int, Process] = {}
@@ -213,10 +220,11 @@ def _processes(text: str) -> dict[int, Process]:
     programs = {
         int(pid): (path, uid == "0") for pid, uid, path in re.findall(r"^@program (\d+) (\d+) (\S+)$", head, re.MULTILINE)
     }
+    users = {int(uid): name for uid, name in re.findall(r"^@user (\d+) (.+)$", head, re.MULTILINE)}
     unknown = ("" if "@programs" in head.split() else None, False)
     for block in blocks:
         pid, user, parents, cgroup, devices, *command = block.split("\n")
-        processes[int(pid)] = Process(
+        found = Process(
             int(pid),
             user,
             "\n".join(command).strip(),
@@ -225,6 +233,8 @@ def _processes(text: str) -> dict[int, Process]:
             tuple(sorted(set(devices.split()))),
             *programs.get(int(pid), unknown),
         )
+        managed = found.user_unit
+        processes[found.pid] = replace(found, user=users[managed[0]]) if managed and managed[0] in users else found
     return processes
 
 
@@ -247,10 +257,11 @@ KNOWN_PROGRAMS = (*nvidia.DAEMON_PROGRAMS, *SSHD)
 
 
 # GPU holders are found by the links of /proc/*/fd, not by fuser: a process in a container may have a device node of its
-# own, which fuser does not match.
+# own, which fuser does not match. Whose a unit of a user is, logind's folder for that user says: the owner of a folder in
+# /proc is root as soon as a process wants it.
 PROCESSES = Fact(
     "processes",
-    f"echo @programs\n{programs_snippet(KNOWN_PROGRAMS)}\n"
+    f"echo @programs\n{programs_snippet(KNOWN_PROGRAMS)}\nstat -c '@user %u %U' /run/user/[0-9]* 2>/dev/null\n"
     r"""open=$(find /proc/[0-9]*/fd -lname '/dev/nvidia*' -printf '%p %l\n' 2>/dev/null |
     sed 's|^/proc/\([0-9]*\)/fd/[0-9]*|\1|')
 {
@@ -310,10 +321,13 @@ df -Pk "$dir" | awk 'NR == 2 {{print $4}}'
     return Fact(f"disk {folder}", snippet, parse_disk)
 
 
-# A command goes on when its connection or its controller is gone; the transport marks each in its environment.
+# A command goes on when its connection or its controller is gone; the transport marks each in its environment. Anybody may
+# set a variable: those of root count, and those of the user who is logged in.
 BUSY = Fact(
     "busy",
     r"""for file in $(grep -lzsE '^LODGER_COMMAND=' /proc/[0-9]*/environ); do
+    uid=$(awk '/^Uid:/ {print $2; exit}' "${file%environ}status" 2>/dev/null)
+    [ "$uid" = 0 ] || [ "$uid" = "${SUDO_UID:-0}" ] || continue
     mark=$({ tr '\0' '\n' < "$file"; } 2>/dev/null | sed -n 's/^LODGER_COMMAND=//p')
     [ -z "$mark" ] || [ "$mark" = "$LODGER_COMMAND" ] ||
         { printf 'busy %s\n' "$(tr '\0\n' '  ' < "${file%environ}cmdline" | cut -c1-200)"; } 2>/dev/null

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pwd
 import signal
 import subprocess
 import time
@@ -134,7 +135,7 @@ MAY_STAY: dict[str, tuple[Owner, str, int, str, str]] = {
     "a unit": (Owner("unit", "aigc@1.service"), "/system.slice/aigc@1.service", 1, "true", ""),
     "a user's unit": (
         Owner("user-unit", "{user}:train.service"),
-        "/user.slice/user-1.slice/user@1.service/app.slice/train.service",
+        "/user.slice/user-{uid}.slice/user@{uid}.service/app.slice/train.service",
         1,
         "true",
         "",
@@ -161,7 +162,7 @@ def on_stage(name: str) -> Callable[[Stage], None]:
     _, cgroup, parent, program, body = MAY_STAY[name]
 
     def prepare(made: Stage) -> None:
-        made.holder(50, "python3 serve.py", cgroup, parent=parent)
+        made.holder(50, "python3 serve.py", cgroup.format(uid=os.getuid()), parent=parent)
         made.program(program, body)
 
     return prepare
@@ -187,6 +188,25 @@ def test_the_same_process_of_somebody_who_is_not_declared_is_waited_for(name: st
     made, _ = stage(prepare=on_stage(name))
     until_true(made.waits)
     assert "pid 50 " in made.waits()
+
+
+UNITS = (Owner("unit", "aigc.service"), Owner("user-unit", "{user}:train.service"))
+
+
+@pytest.mark.parametrize(
+    "cgroup",
+    [
+        "/user.slice/user-1000.slice/user@1000.service/app.slice/aigc.service",  # a user may call a unit anything
+        f"/docker/{'a' * 64}/system.slice/aigc.service",
+        "/user.slice/user-9999.slice/user@9999.service/app.slice/train.service",  # another user's
+        f"/docker/{'a' * 64}/user.slice/user-{os.getuid()}.slice/user@{os.getuid()}.service/app.slice/train.service",
+    ],
+)
+def test_a_unit_of_the_same_name_of_somebody_else_is_waited_for(cgroup: str, tmp_path: Path) -> None:
+    me = pwd.getpwuid(os.getuid()).pw_name
+    made = Stage(tmp_path, AutoResume(HOST, PoolPlace(), tuple(Owner(one.kind, one.name.format(user=me)) for one in UNITS)))
+    made.holder(50, "python3 serve.py", cgroup)
+    assert made.others().startswith("pid 50 ")
 
 
 @pytest.mark.parametrize("held", ["lock", "unfinished.json"])
