@@ -84,7 +84,8 @@ def of(read: Facts, host: str, *, rebooted: bool = False) -> Footprint:
         # A UDP socket may be a client's of the moment.
         if port.protocol == "tcp" and not (rebooted and port.port >= _ANY_PORT):
             # A socket that no process owns is the kernel's, or of another network namespace's helper: no service to lose.
-            how = port.process or "owner unknown"
+            # What it is called counts only where nobody but itself answers for it.
+            how = str(listener) if listener and listener.kind != "process" else port.process or "owner unknown"
             things["port", f"{port.address}:{port.port}"] = Thing(how, bool(port.pid), listener)
     for process in read[facts.PROCESSES].values():
         if process.devices and not rebooted and not is_ours(who[process.pid], read, host):
