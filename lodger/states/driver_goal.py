@@ -10,7 +10,8 @@ from lodger.host.command import quote
 from lodger.host.facts import packages
 from lodger.host.facts.base import Fact, Facts
 from lodger.host.facts.packages import DPKG, KERNEL, Package
-from lodger.host.ownership import Owner, is_driver_daemon, is_ours, names, owners, runs_without_unit
+from lodger.host.ownership import Owner, declared, is_driver_daemon, is_ours, names, owners, runs_without_unit
+from lodger.inventory import Host
 from lodger.states.base import Blocker
 
 PATIENCE = 600.0  # seconds that somebody else's apt or dpkg is waited for
@@ -28,6 +29,11 @@ class DriverGoal:
     version: str
     gpu_count: int
     neighbours: frozenset[Owner]
+
+    @classmethod
+    def of(cls, host: Host) -> DriverGoal:
+        """Return the goal that the host's file declares; any neighbour may have a GPU open, whatever its policy."""
+        return cls(host.name, host.driver, host.gpus.count, frozenset(declared(host)))
 
     @property
     def reads(self) -> tuple[Fact[Any], ...]:

@@ -10,7 +10,7 @@ from lodger.checks.doctor.report import DoctorFinding
 from lodger.host import facts
 from lodger.host.facts import health
 from lodger.host.ownership import declared, is_ours, names, owners, port_owner
-from lodger.plans.operate import ENGINE_IMAGE_ROOM
+from lodger.states.image_present import ENGINE_IMAGE_ROOM
 
 
 def room(at: HostReading) -> Iterator[DoctorFinding]:

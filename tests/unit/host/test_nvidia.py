@@ -10,8 +10,8 @@ from lodger import inventory
 from lodger.checks import doctor
 from lodger.checks.doctor.report import DoctorFinding, DoctorSeverity
 from lodger.host import facts
+from lodger.host.ownership import declared
 from lodger.inventory import Host
-from lodger.plans import operate
 from lodger.states.gpus_free import GpusFree
 from tests.unit.checks.doctor.support_doctor import ROOT, patient
 from tests.unit.readings import HOST, base, driver, in_container, on_gpus, ours, process, program, readings
@@ -33,7 +33,7 @@ def sharing(host: Host, *gpus: int) -> Host:
 
 
 def deploy_says(host: Host, used: tuple[int, ...], **there: Any) -> str:
-    state = GpusFree(A, HOST, neighbours=operate.neighbours(host), promised=host.reserved_mib, replaced=[])
+    state = GpusFree(A, HOST, neighbours=declared(host), promised=host.reserved_mib, replaced=[])
     return state.missing(readings(deploying(driver=driver(*used), **there)))
 
 

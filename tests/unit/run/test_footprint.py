@@ -103,8 +103,8 @@ def test_a_service_that_started_its_process_anew_or_changed_its_title_has_its_po
     for pid, title in ((75, "metrics: idle"), (76, "metrics")):
         after = of(ports=[port(9100, pid, title)], processes=[replace(LISTENER, pid=pid)])
         assert difference(before, after) == []
-    alone = [of(ports=[port(9100, pid, "nc")], processes=[process(pid)]) for pid in (75, 76)]
-    assert difference(*alone) == []
+    one, other = (of(ports=[port(9100, pid, "nc")], processes=[process(pid)]) for pid in (75, 76))
+    assert difference(one, other) == []
 
 
 @pytest.mark.parametrize(
