@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from lodger.host import nvidia
+from lodger.host import nvidia, paths
 from lodger.host.command import quote
 from lodger.host.facts.base import Fact
 
@@ -99,7 +99,7 @@ UNITS = Fact(
     # Unloaded unit files of ours count too: an enabled unit that is not active is not in the list of loaded units.
     f"{_SHOW} '*.service' '*.socket' '*.mount' '*.timer'\n"
     "echo\n"
-    f'names=$(cd /etc/systemd/system && ls -d lodger-*.service 2>/dev/null)\n[ -z "$names" ] || {_SHOW} $names',
+    f'names=$(cd {paths.UNITS} && ls -d {paths.PREFIX}*.service 2>/dev/null)\n[ -z "$names" ] || {_SHOW} $names',
     _units,
 )
 
@@ -332,6 +332,7 @@ BUSY = Fact(
     [ -z "$mark" ] || [ "$mark" = "$LODGER_COMMAND" ] ||
         { printf 'busy %s\n' "$(tr '\0\n' '  ' < "${file%environ}cmdline" | cut -c1-200)"; } 2>/dev/null
 done
-systemctl list-units --plain --no-legend --state=active,activating,deactivating 'lodger-step-*' | sed 's/^/busy /'""",
+"""
+    f"systemctl list-units --plain --no-legend --state=active,activating,deactivating '{paths.STEP}*' | sed 's/^/busy /'",
     lambda text: [line.removeprefix("busy ") for line in text.split("\n") if line.startswith("busy ")],
 )
