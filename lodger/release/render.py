@@ -115,7 +115,9 @@ def _router(fleet: Fleet, host: Host, router: Router, name: str = "router") -> R
     return _service(
         "router",
         name,
-        more=(File(f"{name}/keepalived.conf", address.render(host=host, router=router, pool=pool)),) if pool.vrrp else (),
+        more=(File(f"{name}/keepalived.conf", address.render(host=host, router=router, pool=pool, services=paths.SERVICES)),)
+        if pool.vrrp
+        else (),
         image=image.reference,
         port=router.port,
         gpus=(),

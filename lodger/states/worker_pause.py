@@ -6,10 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from lodger.host import facts, paths
+from lodger.host import facts, nvidia, paths
 from lodger.host.command import Command
 from lodger.host.facts.base import Fact, Facts
 from lodger.host.facts.deployed import Deployed
+from lodger.host.facts.machine import programs_snippet
 from lodger.host.ownership import Owner
 from lodger.locks import host_lock
 from lodger.release import pauses
@@ -37,7 +38,7 @@ class AutoResume:
     @classmethod
     def of(cls, target: Target, service: Service) -> AutoResume:
         """Return what brings ``service`` back on the target's host."""
-        return cls(target.host.name, PoolPlace.of(target, service), tuple(target.shares_gpus))
+        return cls(target.host.name, PoolPlace.of(target, service), target.shares_gpus)
 
     def files(self, service: Service, pause: Pause) -> Mapping[str, str]:
         """Return the files that do it, by their paths on the host; none for a pause with no end."""
@@ -63,6 +64,8 @@ class AutoResume:
             motd_before=motd[0],
             motd_after=motd[1],
             neighbours=[(owner.kind, owner.name) for owner in self.neighbours],
+            daemons=nvidia.DAEMON_UNITS,
+            daemon_programs=programs_snippet(nvidia.DAEMON_PROGRAMS),
             devices=" -o ".join(f"-lname /dev/nvidia{gpu}" for gpu in service.gpus).split(),
             serving=facts.serving_fact(service.container, service.unit, self.host).snippet,
             own=self.place.api.describe_script(self.place.own, self.place.key) if self.place.own else "true",

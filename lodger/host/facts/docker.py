@@ -40,13 +40,18 @@ docker info --format 'server={{.ServerVersion}}
 root={{.DockerRootDir}}' 2>/dev/null || printf 'server=\\nroot=\\n'
 echo "compose=$(docker compose version --short 2>/dev/null)"
 hook=no
-pid=$(pidof -s dockerd) && path=$(tr '\\0' '\\n' < /proc/$pid/environ | sed -n 's/^PATH=//p')
+pid=$(systemctl show -p MainPID --value docker.service 2>/dev/null)
+[ "${pid:-0}" = 0 ] || path=$(tr '\\0' '\\n' < /proc/$pid/environ | sed -n 's/^PATH=//p')
 for name in nvidia-container-runtime-hook nvidia-container-toolkit; do
     PATH=${path:-$PATH} command -v $name >/dev/null && hook=yes
 done
 echo hook=$hook""",
     _docker,
 )
+
+
+HOST_LABEL = "io.lodger.host"
+"""Label of our containers: the host as our inventory calls it."""
 
 
 @dataclass(frozen=True)

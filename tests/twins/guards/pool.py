@@ -28,8 +28,8 @@ GUARDS = [
     ),
     Guard(
         "a key among what is read of a host",
-        '"/opt/lodger/releases /etc/systemd/system',
-        '"/opt/lodger/releases /etc/lodger /etc/systemd/system',
+        'f"{paths.RELEASES} {paths.UNITS} ',
+        'f"{paths.RELEASES} {paths.ETC} {paths.UNITS} ',
         KEY,
     ),
     Guard(
