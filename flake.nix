@@ -82,7 +82,7 @@
             pkgs.ruff
           ];
           text = ''
-            nixfmt flake.nix nix/*.nix tests/flake/nixpkgs/*.nix
+            nixfmt flake.nix nix/*.nix tests/packaging/nixpkgs/*.nix
             ruff format .
           '';
         };

@@ -15,13 +15,14 @@ from lodger.errors import LodgerError
 from lodger.host import facts
 from lodger.host.ssh import resolve
 from lodger.inventory import Fleet, Host
-from lodger.plans import operate, runbook
+from lodger.plans import runbook
+from lodger.plans.deploy import Deploy
 
 
 def run(fleet: Fleet, host: Host, times: int) -> str:
     """Return medians of both over ``times`` runs of whole processes, taken alternately; raise LodgerError when one fails."""
-    plan = operate.deploy(fleet, host, runbook.load("deploy"), revision=checkout.revision(), contained=lambda _: True)
-    script = facts.script([facts.MACHINE, facts.LEDGER, *plan.first])
+    request = Deploy(fleet, host, runbook.load("deploy"), checkout.revision())
+    script = facts.script([facts.MACHINE, facts.LEDGER, *request.reads()])
     settings = resolve(host)
     key = next(str(path) for name in settings["identityfile"] if (path := Path(name).expanduser()).exists())
     known = settings["userknownhostsfile"][0].split()[0]

@@ -6,12 +6,25 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from lodger.errors import LodgerError
 
 _QUIET = 5.0  # seconds between progress lines where they can not replace each other
 _COLOURS = {"done": "32", "satisfied": "2", "failed": "31", "refused": "33", "undone": "36", "undo failed": "1;31"}
+
+
+class Line(Protocol):
+    """What became of a state, as a line of a run shows it."""
+
+    name: str
+    seconds: float
+    detail: str
+
+    @property
+    def status(self) -> str:
+        """One word."""
+        ...
 
 
 class Terminal:
@@ -39,11 +52,12 @@ class Terminal:
                 sys.stderr.write(f"{host}  ... {text}\n")
             sys.stderr.flush()
 
-    def state(self, host: str, name: str, mark: str, seconds: float, detail: str) -> None:
+    def state(self, host: str, result: Line) -> None:
         """Show what became of a state."""
-        time_taken = f"  {seconds:.1f} s" if seconds >= 0.05 else ""
-        tail = f"  ({detail})" if detail and mark not in {"satisfied", "done"} else ""
-        self.note(host, f"{self._colour(mark)}  {name}{time_taken}{tail}")
+        status = str(result.status)
+        time_taken = f"  {result.seconds:.1f} s" if result.seconds >= 0.05 else ""
+        tail = f"  ({result.detail})" if result.detail and status not in {"satisfied", "done"} else ""
+        self.note(host, f"{self._colour(status)}  {result.name}{time_taken}{tail}")
 
     def note(self, host: str, text: str) -> None:
         """Show a line that stays."""
@@ -54,9 +68,9 @@ class Terminal:
             sys.stderr.write(f"{host}  {text}\n" if host else f"{text}\n")
             sys.stderr.flush()
 
-    def _colour(self, mark: str) -> str:
-        padded = f"{mark:<11}"
-        return f"\033[{_COLOURS[mark]}m{padded}\033[0m" if self._tty and mark in _COLOURS else padded
+    def _colour(self, status: str) -> str:
+        padded = f"{status:<11}"
+        return f"\033[{_COLOURS[status]}m{padded}\033[0m" if self._tty and status in _COLOURS else padded
 
     def error(self, error: LodgerError, evidence: str = "") -> None:
         """Show an error: one red sentence, the cause, a hint, and what was seen last (a log, who holds what)."""

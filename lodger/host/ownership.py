@@ -62,6 +62,7 @@ def names(owner: Owner, read: Facts) -> set[Owner]:
 
 
 def is_ours(who: Owner | None, containers: Mapping[str, Container], host: str) -> bool:
+    """Whether ``who`` is a service of ours on ``host``."""
     if who is None:
         return False
     if who.kind == "container":

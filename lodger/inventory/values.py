@@ -92,10 +92,14 @@ GpuIndex = Annotated[int, Field(ge=0, le=63)]
 
 
 class StrictModel(BaseModel):
+    """A part of the inventory: frozen, of exact types, with no unknown key."""
+
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
 
 
 class Named(StrictModel):
+    """A part of the inventory that is listed under a name."""
+
     _name: str = PrivateAttr("")
 
     @property

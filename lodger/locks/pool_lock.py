@@ -16,8 +16,9 @@ from typing import TypeVar
 
 from lodger.errors import ConnectionFailed, ConnectionLost, LodgerError, Refused, StateFailed
 from lodger.host import facts, paths
-from lodger.host.command import Command, Result, Transport, quote
+from lodger.host.command import Command, Result, Transport
 from lodger.host.facts.base import Fact
+from lodger.host.identity import only_there
 from lodger.inventory import Host
 from lodger.locks import host_lock
 
@@ -157,9 +158,8 @@ class PoolLock:
         """Return ``fact`` of the host of the pool's router; None where that is another machine than the one that is meant."""
         host = self._routers[pool]
         # There nothing is written, not even a lock.
-        guard = f'[ "$(cat /etc/machine-id)" = {quote([host.machine_id or "unknown"])} ] || exit 0\n'
         command = facts.command([fact])
-        said = transport.run(replace(command, script=guard + command.script, why=why)).check(host.name)
+        said = transport.run(replace(command, script=only_there(host.machine_id) + command.script, why=why)).check(host.name)
         if fact in (read := facts.parse(said.stdout, host.name)):
             return read[fact]
         self._none(pool, host, "it is another machine than the recorded one")

@@ -12,7 +12,7 @@ A state of the runbook's own is `state: shell` with `name`, `check`, `run`, and 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +22,9 @@ from ruamel.yaml.error import MarkedYAMLError, YAMLError
 
 from lodger.checkout import CODE
 from lodger.errors import UsageError
-from lodger.release.service import Service
-from lodger.states.base import Step
-from lodger.states.catalog import CATALOG, RUNNING, Situation, items
-from lodger.states.shell import Shell
+from lodger.states.registry import states
 
 FOLDER = CODE / "runbooks"
-PAUSED_WITNESS = "test_paused.py"
 _KEYS = {"state", "states", "each", "witness"}
 # A state that the runbook itself defines: keys it must have, and keys it may have.
 _SHELL, _SHELL_MAY = {"name", "check", "run"}, {"undo", "timeout"}
@@ -60,6 +56,24 @@ class Runbook:
     duration: str
     text: str
     blocks: tuple[Block, ...]
+
+    @property
+    def states(self) -> frozenset[str]:
+        """The names of all states in it."""
+        return frozenset(name for block in self.blocks for name in block.names)
+
+    def annotated(self, said: Mapping[int, Sequence[str]]) -> str:
+        """Return the document with the lines of ``said`` (line of a block -> lines) after that block."""
+        lines: list[str] = []
+        block = 0
+        for number, line in enumerate(self.text.rstrip().split("\n"), 1):
+            lines.append(line)
+            if number in {one.line for one in self.blocks}:
+                block = number
+            elif block and line.startswith("```"):
+                lines += ["", *(f"    {one}" for text in said.get(block, ["nothing on this host"]) for one in text.split("\n"))]
+                block = 0
+        return "\n".join(lines)
 
 
 def folders(inventory: Path) -> tuple[Path, Path]:
@@ -144,14 +158,14 @@ def _block(content: str, heading: str, line: int) -> Block:
         return _shell_block(data, heading, line)
     names = _words(data, "states") if "states" in data else (str(data["state"]),)
     for one in names:
-        if one not in CATALOG:
-            raise ValueError(f"there is no state `{one}`; there is: {', '.join(sorted((*CATALOG, 'shell')))}")
+        if one not in states():
+            raise ValueError(f"there is no state `{one}`; there is: {', '.join(sorted((*states(), 'shell')))}")
     unknown = sorted(str(key) for key in data.keys() - _KEYS)
     if unknown:
         raise ValueError(f"`{unknown[0]}` means nothing here; there is: {', '.join(sorted(_KEYS))}")
     each = str(data.get("each", ""))
     for one in names:
-        wanted = CATALOG[one][0]
+        wanted = states()[one].each
         if wanted != each and (wanted != "service" or each not in {"worker", "router"}):
             raise ValueError(
                 f"`{one}` stands {f'for each {wanted}' if wanted else 'once'}, not {f'for each {each}' if each else 'once'}"
@@ -182,78 +196,6 @@ def _words(data: dict[str, Any], key: str) -> tuple[str, ...]:
     if not isinstance(found, list) or not found or not all(isinstance(one, str) for one in found):
         raise ValueError(f"`{key}` is a list of names: [one, another]")
     return tuple(found)
-
-
-def expand(runbook: Runbook, at: Situation) -> list[Step]:
-    """Return the steps of ``runbook`` in the situation ``at``; a group is finished for one item before the next begins."""
-    steps: list[Step] = []
-    told: set[str] = set()
-    for block in runbook.blocks:
-        if block.shell:
-            steps.append(Step(Shell(**block.shell), block.heading, block.witnesses, line=block.line))
-            continue
-        for item in items(at, block.each):
-            block_names, witnesses = _asked(block, item, at)
-            if block_names == ["worker_paused"] != list(block.names):
-                if item.name in told:
-                    continue  # it is said once that it stays so
-                told.add(item.name)
-            states = [CATALOG[name][1](at, item) for name in block_names]
-            name = item.name if isinstance(item, Service) else item[1] if isinstance(item, tuple) else ""
-            turns = (at.turns[name],) if name in at.turns else ()
-            steps += [Step(state, block.heading, item=name, turns=turns, line=block.line) for state in states[:-1]]
-            steps.append(Step(states[-1], block.heading, witnesses, name, turns, line=block.line))
-    return _whole_turns(steps)
-
-
-def _whole_turns(steps: Sequence[Step]) -> list[Step]:
-    """Return ``steps`` with each turn as long as a service is away, however many blocks that takes.
-
-    Services that are away together have one turn, in the pools of all of them: given back with the first that returned, it
-    would let another host stop the last one that serves.
-    """
-    found, together, end = list(steps), list[int](), -1
-    last = {step.item: number for number, step in enumerate(steps) if step.turns}
-    for number, step in enumerate(steps):
-        if not step.turns:
-            continue
-        together.append(number)
-        end = max(end, last[step.item])
-        if number == end:
-            pools = tuple(sorted({pool for one in together for pool in steps[one].turns}))
-            for one in together:
-                found[one] = replace(steps[one], turns=pools, last_of_turn=one == end)
-            together.clear()
-    return found
-
-
-def _asked(block: Block, item: Any, at: Situation) -> tuple[list[str], tuple[str, ...]]:
-    """Return the states of ``block`` for ``item`` and their witnesses: of a paused worker, its files and that it stays so."""
-    if not isinstance(item, Service) or item.name not in at.paused:
-        return list(block.names), block.witnesses
-    kept = [name for name in block.names if name not in RUNNING]
-    if len(kept) == len(block.names):
-        return kept, block.witnesses
-    return [*kept, "worker_paused"], (PAUSED_WITNESS,) if block.witnesses else ()
-
-
-def names(steps: Sequence[Step]) -> list[str]:
-    """Return the names of the states in order."""
-    return [step.state.name for step in steps]
-
-
-def annotated(runbook: Runbook, said: Mapping[int, Sequence[str]]) -> str:
-    """Return the document with the lines of ``said`` (line of a block -> lines) after that block."""
-    lines: list[str] = []
-    block = 0
-    for number, line in enumerate(runbook.text.rstrip().split("\n"), 1):
-        lines.append(line)
-        if number in {one.line for one in runbook.blocks}:
-            block = number
-        elif block and line.startswith("```"):
-            lines += ["", *(f"    {one}" for text in said.get(block, ["nothing on this host"]) for one in text.split("\n"))]
-            block = 0
-    return "\n".join(lines)
 
 
 def check(folder: Path = FOLDER, specs: Path = CODE / "tests" / "host") -> list[str]:

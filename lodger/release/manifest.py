@@ -45,3 +45,19 @@ def unit_files(deployed: Deployed, release: str, unit: str) -> tuple[str | None,
 def drop_ins(deployed: Deployed, unit: str) -> dict[str, str]:
     """Return the files, path -> content, with which somebody changed a unit of ours from beside it (`systemctl edit`)."""
     return {path: file.content for path, file in deployed.files.items() if path.startswith(f"{paths.UNITS}/{unit}.d/")}
+
+
+def installed(deployed: Deployed) -> dict[str, Service]:
+    """Return the services that have a link or a unit on the host, as their releases define them."""
+    found: dict[str, Service] = {}
+    for name, release in deployed.links.items():
+        if release in deployed.stored:
+            service = services(deployed, release).get(name)
+            found |= {name: service} if service else {}
+    return {**services(deployed, deployed.current), **found}
+
+
+def smoke_of(deployed: Deployed, release: str) -> dict[str, Any]:
+    """Return what a stored release expects of smoke, by service; {} for no release."""
+    found: dict[str, Any] = deployed.manifest(release).get("smoke", {}) if release else {}
+    return found

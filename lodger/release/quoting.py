@@ -71,6 +71,7 @@ def word(value: float | str) -> str:
 
 @cache
 def environment(quote: Callable[[object], str]) -> Environment:
+    """Return the template environment whose values are quoted by ``quote``."""
     environment = Environment(
         loader=FileSystemLoader(TEMPLATES),
         undefined=StrictUndefined,

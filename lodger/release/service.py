@@ -48,6 +48,27 @@ class RenderedService:
     address: str
     key: str
 
+    @property
+    def service(self) -> Service:
+        """The service as a manifest keeps it."""
+        return Service(
+            name=self.name,
+            kind=self.kind,
+            unit=self.unit,
+            container=self.container,
+            config=self.config_hash,
+            image=self.image,
+            port=self.port,
+            gpus=self.gpus,
+            start=self.start_timeout_s,
+            stop=self.stop_timeout_s,
+            pool=self.pool,
+            listen=self.listen,
+            identity=self.identity,
+            address=self.address,
+            key=self.key,
+        )
+
 
 @dataclass(frozen=True)
 class Release:
@@ -62,12 +83,18 @@ class Release:
         return tuple(sorted((file for service in self.services for file in service.files), key=lambda f: f.path))
 
     @property
+    def by_name(self) -> dict[str, Service]:
+        """Its services by their names, as a manifest keeps them."""
+        return {service.name: service.service for service in self.services}
+
+    @property
     def id(self) -> str:
         """Name of the release: the beginning of the hash of all its paths, modes and contents."""
         return hash_of(self.files)
 
 
 def hash_of(files: Iterable[File]) -> str:
+    """Return the beginning of the hash of all paths, modes and contents."""
     listing = json.dumps([[file.path, file.mode, file.content] for file in files])
     return hashlib.sha256(listing.encode()).hexdigest()[:16]
 

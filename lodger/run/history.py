@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import datetime
-import os
 from pathlib import Path
 from typing import Any
 
-from lodger.checkout import ROOT
 from lodger.errors import UsageError
 from lodger.run import journal
+from lodger.run.journal import JOURNALS
+from lodger.states.registry import states
 from lodger.terminal import table
 
-JOURNALS = Path(os.environ.get("LODGER_JOURNAL") or ROOT / "journal")
 JournalEvent = dict[str, Any]
 
 
@@ -142,9 +141,8 @@ def _brings_back(state: str, outcome: str, name: str) -> bool:
     service = name.rpartition(" ")[2].removeprefix("lodger-").removesuffix(".service")
     if item not in {name.rpartition(" ")[2], service, service.removeprefix("worker-")}:
         return False
-    back = {"neighbour_resumed", "neighbour_restored", "worker_resumed", "worker_ready", "router_ready"}
-    undone = {"neighbour_paused", "neighbour_replaced", "service_stopped", "service_installed", "service_gone"}
-    return kind in (undone if outcome == "undone" else back)
+    known = states().get(kind)
+    return known is not None and (known.undo_brings_back if outcome == "undone" else known.brings_back)
 
 
 def _impact(events: list[JournalEvent]) -> list[str]:

@@ -13,9 +13,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from lodger import checkout
 from lodger.errors import LodgerError
 from lodger.host.command import Result
 
+JOURNALS = Path(os.environ.get("LODGER_JOURNAL") or checkout.ROOT / "journal")
 FIRST = "0" * 64  # what stands for the line before the first
 _SHOWN = 4000  # characters of a command's output that are kept
 
@@ -83,6 +85,28 @@ class Journal:
     def content(self) -> bytes:
         """Return all lines so far, for the copy on the host."""
         return self.path.read_bytes()
+
+
+class NoJournal:
+    """The journal of a dry run: it changes nothing, and leaves none."""
+
+    run = "dry-run"
+
+    def write(self, event: str, **fields: Any) -> None:
+        """Forget it."""
+
+    def intent(self, state: str, command: object) -> None:
+        """Forget it."""
+
+    def result(self, state: str, result: object) -> None:
+        """Forget it."""
+
+    def content(self) -> bytes:
+        """Return nothing."""
+        return b""
+
+    def close(self) -> None:
+        """Nothing is open."""
 
 
 def _now() -> str:

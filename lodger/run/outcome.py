@@ -30,7 +30,7 @@ class StateResult:
     """One line of the report."""
 
     name: str
-    mark: Status
+    status: Status
     seconds: float = 0.0
     detail: str = ""
 
@@ -45,7 +45,7 @@ class RunResult:
 
     host: str
     task: str
-    mark: Status = Status.SATISFIED
+    status: Status = Status.SATISFIED
     states: list[StateResult] = field(default_factory=list)
     changed: list[str] = field(default_factory=list)
     losses: list[FootprintChange] = field(default_factory=list)
@@ -62,10 +62,10 @@ class RunResult:
     @property
     def exit_code(self) -> int:
         """Return the exit code that DESIGN.md gives this outcome."""
-        if self.mark in {Status.SATISFIED, Status.DONE}:
+        if self.status in {Status.SATISFIED, Status.DONE}:
             return 1 if self.losses else 0
-        if self.mark is Status.UNDO_FAILED:
+        if self.status is Status.UNDO_FAILED:
             return 4
-        if self.mark is Status.REFUSED:
+        if self.status is Status.REFUSED:
             return self.error.exit_code if self.error is not None else 3
         return 1

@@ -7,8 +7,11 @@ from lodger.host.facts.base import Facts
 from lodger.host.facts.packages import DPKG
 from lodger.states.base import State
 from lodger.states.driver_goal import PATIENCE, DriverGoal
+from lodger.states.registry import state
+from lodger.states.target import Target
 
 
+@state("dpkg_free")
 class DpkgFree(State):
     """Nobody else installs packages: an unattended upgrade that runs is waited for, and then it is a refusal."""
 
@@ -19,6 +22,12 @@ class DpkgFree(State):
         self.facts = goal.reads
         self.deadline = PATIENCE
         self.only_waits = True
+
+    @classmethod
+    def of(cls, target: Target, item: None) -> DpkgFree:
+        """Return the state for the host."""
+        del item
+        return cls(target.driver)
 
     def missing(self, read: Facts) -> str:
         """Return who holds dpkg's lock."""

@@ -12,6 +12,7 @@ from lodger.host.facts import packages
 from lodger.host.facts.base import Fact, Facts
 from lodger.host.facts.packages import DPKG, KERNEL, Package
 from lodger.host.ownership import Owner, names, owners
+from lodger.inventory import Host
 from lodger.states.base import Blocker
 
 PATIENCE = 600.0  # seconds that somebody else's apt or dpkg is waited for
@@ -29,6 +30,12 @@ class DriverGoal:
     version: str
     gpu_count: int
     neighbours: Mapping[Owner, int]
+
+    @classmethod
+    def of(cls, host: Host) -> DriverGoal:
+        """Return the goal that the host's file declares; any neighbour may have a GPU open, whatever its policy."""
+        declared = {Owner(one.kind, name): one.gpu_memory_mib for name, one in host.neighbours.items()}
+        return cls(host.name, host.driver, host.gpus.count, declared)
 
     @property
     def reads(self) -> tuple[Fact[Any], ...]:

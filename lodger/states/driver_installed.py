@@ -13,8 +13,11 @@ from lodger.host.facts.packages import APT, CACHE, CACHED, DPKG, KERNEL, Package
 from lodger.states.base import Blocker, NoUndo, State
 from lodger.states.driver_goal import INSTALL, QUIETLY, DriverGoal, driver_packages, load_script, modules_differ
 from lodger.states.only_driver_changes import OnlyDriverChanges, conflicts_fact
+from lodger.states.registry import state
+from lodger.states.target import Target
 
 
+@state("driver_installed")
 class DriverInstalled(State):
     """The compute stack of the declared driver is installed and held, its module built for the running kernel, dpkg at peace.
 
@@ -30,6 +33,12 @@ class DriverInstalled(State):
         self._others = OnlyDriverChanges(goal)
         self.facts = (*self._others.facts, KERNEL, self._candidates, CACHED)
         self.undo_deadline = 120.0
+
+    @classmethod
+    def of(cls, target: Target, item: None) -> DriverInstalled:
+        """Return the state for the host."""
+        del item
+        return cls(target.driver)
 
     def missing(self, read: Facts) -> str:
         """Return what is not installed, held, built or at peace."""

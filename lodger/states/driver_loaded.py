@@ -9,9 +9,12 @@ from lodger.host.facts.base import Facts
 from lodger.host.facts.packages import DPKG, KERNEL
 from lodger.states.base import NoUndo, State
 from lodger.states.driver_goal import DriverGoal, load_script, modules_gone, unload_script
+from lodger.states.registry import state
 from lodger.states.stopped import stopped_by_run
+from lodger.states.target import Target
 
 
+@state("driver_loaded")
 class DriverLoaded(State):
     """The kernel runs the declared driver, and library and nvidia-smi agree with it."""
 
@@ -21,6 +24,12 @@ class DriverLoaded(State):
         self._goal = goal
         self.facts = (facts.LEDGER, *goal.reads, KERNEL, *facts.FOOTPRINT)
         self.deadline = 60.0
+
+    @classmethod
+    def of(cls, target: Target, item: None) -> DriverLoaded:
+        """Return the state for the host."""
+        del item
+        return cls(target.driver)
 
     def missing(self, read: Facts) -> str:
         """Return in what the loaded driver is not the declared one."""

@@ -11,12 +11,15 @@ from lodger.host.facts.base import Fact, Facts
 from lodger.host.ownership import Owner, names, owners
 from lodger.release.service import Service
 from lodger.states.base import Blocker, NoUndo
+from lodger.states.registry import state
 from lodger.states.service_base import UP, ServiceState
+from lodger.states.target import Target
 
 # What may be in a GPU's memory with nobody on it: the driver's own few MiB, and rounding (MiB).
 _IDLE_MEMORY = 256
 
 
+@state("gpus_free", each="worker", needs_running=True)
 class GpusFree(ServiceState):
     """The worker's GPUs are its own: the right configuration runs on them already, or nobody but declared neighbours is there.
 
@@ -32,6 +35,21 @@ class GpusFree(ServiceState):
         self.provides = frozenset({f"{service.container} off its old GPUs"})
         self.facts: tuple[Fact[Any], ...] = (*facts.FOOTPRINT, facts.DRIVER, self._unit)
         self.deadline = 180.0
+
+    @classmethod
+    def of(cls, target: Target, item: Service) -> GpusFree:
+        """Return the state for ``item``."""
+        if target.options.patience:
+            from lodger.states.gpus_waited_for import GpusWaitedFor  # noqa: PLC0415  it is a kind of this state
+
+            return GpusWaitedFor(
+                item,
+                target.host.name,
+                neighbours=target.shares_gpus,
+                replaced=target.replaced,
+                patience=target.options.patience,
+            )
+        return cls(item, target.host.name, neighbours=target.shares_gpus, replaced=target.replaced)
 
     def _strangers(self, read: Facts) -> list[tuple[facts.Process, Owner]]:
         """Return who is on these GPUs and is neither us nor a declared neighbour."""

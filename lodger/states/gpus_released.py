@@ -7,8 +7,11 @@ from lodger.host.command import Command
 from lodger.host.facts.base import Facts
 from lodger.states.base import Blocker, State
 from lodger.states.driver_goal import DriverGoal
+from lodger.states.registry import state
+from lodger.states.target import Target
 
 
+@state("gpus_released")
 class GpusReleased(State):
     """Nobody has a GPU open, or the goal is reached: only then can the module be unloaded."""
 
@@ -18,6 +21,12 @@ class GpusReleased(State):
         self._goal = goal
         self.facts = (*goal.reads, *facts.FOOTPRINT)
         self.deadline = 120.0
+
+    @classmethod
+    def of(cls, target: Target, item: None) -> GpusReleased:
+        """Return the state for the host."""
+        del item
+        return cls(target.driver)
 
     def missing(self, read: Facts) -> str:
         """Return who still has a GPU open."""

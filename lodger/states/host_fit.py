@@ -8,10 +8,13 @@ from lodger.host import facts
 from lodger.host.facts.base import Fact, Facts
 from lodger.host.nvidia import cuda_of_driver, version_key
 from lodger.states.base import Blocker, State
+from lodger.states.registry import state
+from lodger.states.target import Target
 
 _ROOM = 64 * 1024 * 1024  # bytes that must be free below our own folders: files, journal and ledger are some 100 kB
 
 
+@state("host_fit")
 class HostFit(State):
     """The tools, the driver, the GPUs and the room that everything after this needs are there."""
 
@@ -22,6 +25,15 @@ class HostFit(State):
             facts.disk_fact(folder) for folder in ("/opt/lodger", "/var/lib/lodger", "/etc/systemd/system")
         )
         self.facts: tuple[Fact[Any], ...] = (facts.MACHINE, facts.DOCKER, facts.DRIVER, facts.CURL, *self._folders)
+
+    @classmethod
+    def of(cls, target: Target, item: None) -> HostFit:
+        """Return the state for the host."""
+        del item
+        images = [target.fleet.images[target.fleet.pools[worker.pool].image] for worker in target.host.workers.values()]
+        gpus = target.host.gpus
+        cuda = max((image.cuda or "" for image in images), default="")
+        return cls(driver=target.host.driver, gpu_count=gpus.count, gpu_memory=gpus.memory_mib, cuda=cuda)
 
     def missing(self, read: Facts) -> str:
         """Return the first blocker: this state cannot be established, only found."""

@@ -6,8 +6,13 @@ from lodger.host import facts, paths
 from lodger.host.command import Command, quote
 from lodger.host.facts.base import Facts
 from lodger.states.base import Blocker, NoUndo, State
+from lodger.states.registry import state
+from lodger.states.target import Target
+
+ENGINE_IMAGE_ROOM = 40 * 2**30  # bytes: 17.3 GiB compressed is kept while about twice that is unpacked
 
 
+@state("image_present", each="image")
 class ImagePresent(State):
     """An image is on the host, by digest. What Lodger pulls is noted, and only that is ever removed."""
 
@@ -20,6 +25,12 @@ class ImagePresent(State):
         self._disk = facts.disk_fact("/var/lib/docker")
         self._room = room
         self.facts = (self._images, self._disk)
+
+    @classmethod
+    def of(cls, target: Target, item: str) -> ImagePresent:
+        """Return the state for ``item``."""
+        engine = any(one.kind == "worker" and one.image == item for one in target.release.services.values())
+        return cls(item, room=ENGINE_IMAGE_ROOM if engine else 0)
 
     def missing(self, read: Facts) -> str:
         """Return that the image is not on the host."""

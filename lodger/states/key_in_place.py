@@ -8,8 +8,11 @@ from lodger.host.facts.base import Facts
 from lodger.host.facts.keys import held_keys_fact, key_in_use
 from lodger.release.api_keys import ApiKey
 from lodger.states.base import Blocker, NoUndo, State
+from lodger.states.registry import state
+from lodger.states.target import Target
 
 
+@state("key_in_place", each="key")
 class KeyInPlace(State):
     """The file with the header that a pool's workers and routers ask for, and the link by which curl on the host finds it.
 
@@ -22,6 +25,12 @@ class KeyInPlace(State):
         self._key, self._link = key, paths.key(key.pool)
         self._fact = held_keys_fact(key.pool)
         self.facts = (self._fact,)
+
+    @classmethod
+    def of(cls, target: Target, item: ApiKey) -> KeyInPlace:
+        """Return the state for ``item``."""
+        del target
+        return cls(item)
 
     def _path(self, mark: str) -> str:
         return paths.key(self._key.pool, mark)

@@ -10,9 +10,12 @@ from lodger.host.facts.base import Fact, Facts
 from lodger.host.ownership import Owner
 from lodger.states.base import Blocker, NoUndo, State
 from lodger.states.neighbour_status import NeighbourFacts
+from lodger.states.registry import state
 from lodger.states.stopped import Reached, not_running
+from lodger.states.target import Target
 
 
+@state("neighbour_paused", each="pausable neighbour", undo_brings_back=True)
 class NeighbourPaused(State):
     """A neighbour that may be paused does not run, stopped through its owner, until the goal is reached."""
 
@@ -23,6 +26,11 @@ class NeighbourPaused(State):
         self.facts = (self._reading.fact, *reads)
         self.deadline = self.undo_deadline = 120.0
         self._id = f"{kind} {name}"
+
+    @classmethod
+    def of(cls, target: Target, item: Owner) -> NeighbourPaused:
+        """Return the state for ``item``."""
+        return cls(item.kind, item.name, target.goal.reached, target.goal.reads)
 
     def missing(self, read: Facts) -> str:
         """Return that it runs."""

@@ -8,11 +8,15 @@ from dataclasses import asdict
 from lodger.host import facts, paths
 from lodger.host.command import Command, run
 from lodger.host.facts.base import Facts
+from lodger.host.ownership import Owner
 from lodger.states.base import Blocker, NoUndo
 from lodger.states.neighbour_record import RecordedNeighbour
 from lodger.states.neighbour_status import not_back
+from lodger.states.registry import state
+from lodger.states.target import Target
 
 
+@state("neighbour_replaced", each="replaced neighbour", undo_brings_back=True)
 class NeighbourReplaced(RecordedNeighbour):
     """The neighbour is stopped and does not start by itself; a record on the host says how it stood."""
 
@@ -22,6 +26,12 @@ class NeighbourReplaced(RecordedNeighbour):
         self.name = f"neighbour_replaced({name})"
         self.provides = frozenset({f"no {kind} {name}"})
         self.deadline = 90.0
+
+    @classmethod
+    def of(cls, target: Target, item: Owner) -> NeighbourReplaced:
+        """Return the state for ``item``."""
+        del target
+        return cls(item.kind, item.name)
 
     def missing(self, read: Facts) -> str:
         """Return that the neighbour runs, or would run again."""

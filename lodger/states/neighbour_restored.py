@@ -11,8 +11,11 @@ from lodger.host.facts.base import Facts
 from lodger.states.base import Blocker
 from lodger.states.neighbour_record import RecordedNeighbour
 from lodger.states.neighbour_status import NeighbourStatus, not_back
+from lodger.states.registry import state
+from lodger.states.target import Target
 
 
+@state("neighbour_restored", each="recorded neighbour", brings_back=True)
 class NeighbourRestored(RecordedNeighbour):
     """The neighbour stands again as the record says it stood before Lodger replaced it; the record is gone."""
 
@@ -22,6 +25,12 @@ class NeighbourRestored(RecordedNeighbour):
         self.name = f"neighbour_restored({record.name})"
         self._was = record
         self.deadline = 120.0
+
+    @classmethod
+    def of(cls, target: Target, item: NeighbourStatus) -> NeighbourRestored:
+        """Return the state for ``item``."""
+        del target
+        return cls(item)
 
     def missing(self, read: Facts) -> str:
         """Return what is not as the record says; a record that still lies there counts too."""

@@ -8,9 +8,12 @@ from lodger.host.facts.base import Facts
 from lodger.host.ownership import Owner
 from lodger.states.base import NoUndo, State
 from lodger.states.neighbour_status import NeighbourFacts, NeighbourStatus
+from lodger.states.registry import state
 from lodger.states.stopped import WARM, not_running, stopped_by_run, without_gpu
+from lodger.states.target import Target
 
 
+@state("neighbour_resumed", each="pausable neighbour", brings_back=True)
 class NeighbourResumed(State):
     """What this run stopped of a neighbour runs again, on its GPUs; what did not run before is left alone."""
 
@@ -22,6 +25,12 @@ class NeighbourResumed(State):
         self.facts = (facts.LEDGER, self._reading.fact, *facts.FOOTPRINT)
         self.deadline = WARM
         self.undo_deadline = 120.0
+
+    @classmethod
+    def of(cls, target: Target, item: Owner) -> NeighbourResumed:
+        """Return the state for ``item``."""
+        del target
+        return cls(item.kind, item.name)
 
     def _was(self, read: Facts) -> NeighbourStatus | None:
         stopped, before = stopped_by_run(read)

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from lodger.host.command import Command
 from lodger.host.facts.base import Facts
+from lodger.inventory import Neighbour
 from lodger.states.base import NoUndo
 from lodger.states.neighbour_warned import Told
+from lodger.states.registry import state
+from lodger.states.target import Target
 
 
+@state("neighbour_told", each="warned neighbour")
 class NeighbourTold(Told):
     """The people behind a neighbour that was paused know that it is over."""
 
@@ -15,6 +19,13 @@ class NeighbourTold(Told):
         """Take the neighbour's name, and the command that tells (run by sh with WHEN and MINUTES set)."""
         super().__init__(name, command, 0)
         self.name = f"neighbour_told({name})"
+
+    @classmethod
+    def of(cls, target: Target, item: Neighbour) -> NeighbourTold:
+        """Return the state for ``item``."""
+        del target
+        assert item.warn is not None  # noqa: S101  what its block is repeated for
+        return cls(item.name, item.warn.command)
 
     def missing(self, read: Facts) -> str:
         """Return that they know of the pause alone."""

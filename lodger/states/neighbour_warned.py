@@ -8,8 +8,11 @@ from typing import Any
 from lodger.host import facts, paths
 from lodger.host.command import Command, quote, run
 from lodger.host.facts.base import Fact, Facts
+from lodger.inventory import Neighbour
 from lodger.states.base import NoUndo, State
+from lodger.states.registry import state
 from lodger.states.stopped import Reached, stopped_by_run
+from lodger.states.target import Target
 
 
 class Told(State):
@@ -44,9 +47,11 @@ class Told(State):
 
 
 def telling(when: str, minutes: int, command: str) -> str:
+    """Return sh that runs the command with which people are told."""
     return quote(["env", f"WHEN={when}", f"MINUTES={minutes}", "sh", "-c", command])
 
 
+@state("neighbour_warned", each="warned neighbour")
 class NeighbourWarned(Told):
     """The people behind a neighbour were told by this run, or the one it goes on from, so many minutes before it is paused."""
 
@@ -56,6 +61,12 @@ class NeighbourWarned(Told):
         self.name = f"neighbour_warned({name})"
         self._reached = reached
         self.facts = (facts.LEDGER, facts.MACHINE, facts.DEPLOYED, *reads)
+
+    @classmethod
+    def of(cls, target: Target, item: Neighbour) -> NeighbourWarned:
+        """Return the state for ``item``."""
+        assert item.warn is not None  # noqa: S101  what its block is repeated for
+        return cls(item.name, item.warn.command, item.warn.minutes, target.goal.reached, target.goal.reads)
 
     def missing(self, read: Facts) -> str:
         """Return that nobody was told since this run began: what an earlier one said was of another pause."""

@@ -12,11 +12,14 @@ from lodger.host.facts.base import Facts
 from lodger.host.facts.deployed import Deployed
 from lodger.release.manifest import services
 from lodger.states.base import NoUndo, State
+from lodger.states.registry import state
 from lodger.states.release_staged import REMOVE_EMPTY
+from lodger.states.target import Target
 
 KEPT = 3  # releases kept on a host, the current one among them
 
 
+@state("old_releases_pruned")
 class OldReleasesPruned(State):
     """Only the newest releases are kept, of the images that Lodger pulled those that they use, and the keys they ask for."""
 
@@ -25,6 +28,12 @@ class OldReleasesPruned(State):
         self.name = "old_releases_pruned"
         self.release = release
         self.facts = (facts.DEPLOYED,)
+
+    @classmethod
+    def of(cls, target: Target, item: None) -> OldReleasesPruned:
+        """Return the state for the host."""
+        del item
+        return cls(target.release.id)
 
     def _kept(self, deployed: Deployed) -> list[str]:
         """Return the releases to keep, oldest first: the last ones of the history that are still there, each once."""

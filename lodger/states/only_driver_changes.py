@@ -10,6 +10,8 @@ from lodger.host.facts.base import Fact, Facts
 from lodger.host.facts.packages import CACHE
 from lodger.states.base import Blocker, State
 from lodger.states.driver_goal import DriverGoal
+from lodger.states.registry import state
+from lodger.states.target import Target
 
 
 @dataclass(frozen=True)
@@ -52,6 +54,7 @@ true"""
     return Fact(f"file conflicts of {version}", snippet, _conflicts)
 
 
+@state("only_driver_changes")
 class OnlyDriverChanges(State):
     """What is installed takes the place of packages of the driver, and of nothing else."""
 
@@ -62,6 +65,12 @@ class OnlyDriverChanges(State):
         self._simulation = packages.simulation_fact(goal.version)
         self._conflicts = conflicts_fact(goal.version)
         self.facts = (*goal.reads, self._simulation, self._conflicts)
+
+    @classmethod
+    def of(cls, target: Target, item: None) -> OnlyDriverChanges:
+        """Return the state for the host."""
+        del item
+        return cls(target.driver)
 
     def missing(self, read: Facts) -> str:
         """Return the first package of others that would change."""

@@ -11,9 +11,12 @@ from lodger.host.facts.base import Facts
 from lodger.host.facts.packages import CACHE, CACHED, DPKG, Package
 from lodger.states.base import NoUndo, State
 from lodger.states.driver_goal import DriverGoal, driver_packages
+from lodger.states.registry import state
 from lodger.states.stopped import stopped_by_run
+from lodger.states.target import Target
 
 
+@state("packages_cached")
 class PackagesCached(State):
     """The new packages are on the host, and so are those they take the place of, which the undo needs."""
 
@@ -24,6 +27,12 @@ class PackagesCached(State):
         self._candidates = packages.candidates_fact(goal.version)
         self._simulation = packages.simulation_fact(goal.version)
         self.facts = (facts.LEDGER, *goal.reads, self._candidates, self._simulation, CACHED)
+
+    @classmethod
+    def of(cls, target: Target, item: None) -> PackagesCached:
+        """Return the state for the host."""
+        del item
+        return cls(target.driver)
 
     def _new(self, read: Facts) -> dict[str, str]:
         """Return what is installed: the stack, and what apt adds to it."""

@@ -8,10 +8,14 @@ from lodger.engines.sglang import router_api
 from lodger.engines.sglang.router_api import OtherKey, RouterEntry
 from lodger.host.command import Command
 from lodger.host.facts.base import Fact, Facts
+from lodger.release.service import Service
 from lodger.states.base import Blocker, NoUndo, State
 from lodger.states.pool_place import RouterMembers
+from lodger.states.registry import state
+from lodger.states.target import Target
 
 
+@state("pool_complete", each="router")
 class PoolComplete(State):
     """The router lists the workers of its pool that serve, all of them and nobody else, and sends requests to some.
 
@@ -27,6 +31,11 @@ class PoolComplete(State):
         self._identities = router_api.identities_fact(list(self._names), roll.keyring.header)
         self.facts: tuple[Fact[Any], ...] = (self._rotation, self._identities, *roll.keyring.facts)
         self.deadline = 60.0
+
+    @classmethod
+    def of(cls, target: Target, item: Service) -> PoolComplete:
+        """Return the state for ``item``."""
+        return cls(RouterMembers.of(target, item))
 
     def _differs(self, read: Facts) -> tuple[list[str], list[str]]:
         """Return who is listed and should not be, and who serves and is not listed."""

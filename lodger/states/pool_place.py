@@ -12,8 +12,11 @@ from lodger.host import facts
 from lodger.host.command import Command
 from lodger.host.facts.base import Fact, Facts
 from lodger.host.facts.keys import held_keys_fact, key_in_use
+from lodger.inventory import Fleet, Host, Worker
+from lodger.release.render import url
 from lodger.release.service import Service
 from lodger.states.base import Blocker
+from lodger.states.target import Target
 
 Due = Callable[[Facts], bool]
 
@@ -28,6 +31,13 @@ class PoolKey:
     header: str = ""
     pool: str = ""
     mark: str = ""
+
+    @classmethod
+    def of(cls, fleet: Fleet, service: Service) -> PoolKey:
+        """Return what the pool of ``service`` asks for."""
+        pool = service.pool
+        keyed = bool(service.key) or (pool in fleet.pools and fleet.pools[pool].api_key_file is not None)
+        return cls(router_api.header(pool, keyed), pool, service.key)
 
     @property
     def facts(self) -> tuple[Fact[Any], ...]:
@@ -63,6 +73,35 @@ class PoolPlace:
     mates: tuple[PoolMember, ...] = ()
     keyring: PoolKey = NO_KEY
     former: tuple[RouterEntry, ...] = ()
+
+    @classmethod
+    def of(cls, target: Target, service: Service) -> PoolPlace:
+        """Return where ``service`` stands once the run is done, and where it stands as it is installed now."""
+        fleet, host = target.fleet, target.host
+        if service.kind != "worker" or service.pool not in fleet.pools:
+            return cls()
+        together = target.options.together
+
+        def seats(one: Service) -> tuple[RouterEntry, ...]:
+            return tuple(
+                RouterEntry(
+                    url(host.name, other, other.router.listen, other.router.port),
+                    url(other.name, host, one.listen, one.port, one.address),
+                    other.name in {*together, host.name},
+                )
+                for _, other in sorted(fleet.hosts.items())
+                if other.router is not None and other.router.pool == one.pool
+            )
+
+        mates = [
+            _member(host, other, worker, other.name in together)
+            for other, worker in fleet.pool_workers(service.pool)
+            if (other.name, f"worker-{worker.name}") != (host.name, service.name)
+        ]
+        now, runs = seats(service), target.present.get(service.name)
+        former = tuple(seat for seat in (seats(runs) if runs else ()) if seat not in now)
+        own = url(host.name, host, service.listen, service.port)
+        return cls(own, now, tuple(mates), PoolKey.of(fleet, service), former)
 
     @property
     def key(self) -> str:
@@ -129,8 +168,14 @@ class PoolPlace:
 
 
 def take_out(place: PoolPlace, seats: Sequence[RouterEntry], serving: facts.Serving, service: Service) -> list[Command]:
+    """Return what takes a worker out of its routers' lists, and waits for what it is still answering."""
     wait = router_api.drained(f"http://{serving.address}:{serving.port}", place.key, int(service.stop))
     return [*(router_api.leave(seat, place.key) for seat in seats), *([wait] if serving.address else [])]
+
+
+def _member(seen_from: Host, host: Host, worker: Worker, changing: bool) -> PoolMember:
+    where = url(seen_from.name, host, worker.listen, worker.port)
+    return PoolMember(f"worker {worker.name} on {host.name}", where, changing)
 
 
 @dataclass(frozen=True)
@@ -140,3 +185,19 @@ class RouterMembers:
     router: str
     members: tuple[PoolMember, ...] = ()
     keyring: PoolKey = NO_KEY
+
+    @classmethod
+    def of(cls, target: Target, router: Service) -> RouterMembers:
+        """Return who is to stand behind ``router`` of the target's host."""
+        fleet, host, together = target.fleet, target.host, target.options.together
+        pool = router.pool or target.pool_of("router")
+        members = [
+            _member(host, other, worker, other.name in together)
+            for other, worker in fleet.pool_workers(pool)
+            if other.name != host.name
+        ]
+        for service in target.release.services.values():
+            if service.kind == "worker" and service.pool in {"", pool}:
+                here = url(host.name, host, service.listen, service.port)
+                members.append(PoolMember(f"{service.name} on {host.name}", here, changing=True))
+        return cls(url(host.name, host, router.listen, router.port), tuple(members), PoolKey.of(fleet, router))

@@ -8,8 +8,11 @@ from lodger.host import facts, paths
 from lodger.host.command import Command, quote, run
 from lodger.host.facts.base import Facts
 from lodger.states.base import State
+from lodger.states.registry import state
+from lodger.states.target import Target
 
 
+@state("release_current")
 class ReleaseCurrent(State):
     """The host is recorded to run the release: ``current`` points to it, and the history ends with it.
 
@@ -23,6 +26,12 @@ class ReleaseCurrent(State):
         self.release = release
         self._history = tuple(history) if history is not None else None
         self.facts = (facts.DEPLOYED,)
+
+    @classmethod
+    def of(cls, target: Target, item: None) -> ReleaseCurrent:
+        """Return the state for the host."""
+        del item
+        return cls(target.release.id, target.release.history)
 
     def _wanted(self, read: Facts) -> tuple[str, ...]:
         history = read[facts.DEPLOYED].history

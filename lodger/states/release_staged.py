@@ -5,62 +5,63 @@ from __future__ import annotations
 import io
 import json
 import tarfile
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from lodger.host import facts, paths
 from lodger.host.command import Command, quote, run
 from lodger.host.facts.base import Facts
 from lodger.host.facts.deployed import Deployed
+from lodger.release.service import File
 from lodger.states.base import NoUndo, State
+from lodger.states.registry import state
+from lodger.states.target import Target
 
 # Folders of ours that hold nothing any more; a missing one is no failure.
 REMOVE_EMPTY = f"rmdir --ignore-fail-on-non-empty {paths.RELEASES} {paths.SERVICES} {paths.ROOT} 2>/dev/null; true"
 
 
-@dataclass(frozen=True)
-class Content:
-    """A file of a release as it is to stand on the host."""
-
-    text: str
-    mode: int = 0o644
-
-
-def archive(files: Mapping[str, Content]) -> bytes:
-    """Return ``files`` (relative path -> content) as a tar owned by root."""
+def archive(files: Iterable[File]) -> bytes:
+    """Return ``files`` as a tar owned by root."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as tar:
-        for path, content in sorted(files.items()):
-            raw = content.text.encode()
-            member = tarfile.TarInfo(path)
-            member.size, member.mode = len(raw), content.mode
+        for file in sorted(files, key=lambda one: one.path):
+            raw = file.content.encode()
+            member = tarfile.TarInfo(file.path)
+            member.size, member.mode = len(raw), file.mode
             tar.addfile(member, io.BytesIO(raw))
     return buffer.getvalue()
 
 
+@state("release_staged")
 class ReleaseStaged(State):
     """The release's files are in its own folder, exactly these, checked there by systemd and Compose."""
 
-    def __init__(self, release: str, files: Mapping[str, Content], manifest_text: str) -> None:
-        """Take the release's id, its files by path relative to its folder, and its manifest."""
+    def __init__(self, release: str, files: Iterable[File], manifest: str) -> None:
+        """Take the release's id, its files, and its manifest."""
         self.name = "release_staged"
         self.release = release
-        self._files = {**files, "manifest.json": Content(manifest_text)}
+        self._files = {file.path: file for file in (*files, File("manifest.json", manifest))}
         self._folder = f"{paths.RELEASES}/{release}"
         self.facts = (facts.DEPLOYED,)
+
+    @classmethod
+    def of(cls, target: Target, item: None) -> ReleaseStaged:
+        """Return the state for the host."""
+        del item
+        return cls(target.release.id, target.release.files, target.release.manifest)
 
     def missing(self, read: Facts) -> str:
         """Return the first file that is missing, changed, or too many; the manifest's revision may be an older one."""
         there = stored(read[facts.DEPLOYED], self.release)
-        for path, content in sorted(self._files.items()):
+        for path, wanted in sorted(self._files.items()):
             found = there.get(path)
             if found is None:
                 return f"{self._folder}/{path} is missing" if there else f"release {self.release} is not on the host"
             if path == "manifest.json":
-                if not _same_services(found.content, content.text):
+                if not _same_services(found.content, wanted.content):
                     return f"{self._folder}/{path} was changed"
-            elif found.content != content.text or found.mode != content.mode or found.owner != "root":
+            elif (found.content, found.mode) != (wanted.content, wanted.mode) or found.owner != "root":
                 return f"{self._folder}/{path} was changed on the host"
         extra = sorted(there.keys() - self._files.keys())
         return f"{self._folder}/{extra[0]} does not belong to the release" if extra else ""
@@ -78,7 +79,7 @@ class ReleaseStaged(State):
             Command(
                 "rm -rf {0} && mkdir -p {0} && tar -x --no-same-owner -C {0} && sync -f {0}".format(quote([new])),
                 why="upload the release beside",
-                stdin=archive(self._files),
+                stdin=archive(self._files.values()),
             ),
             *([Command(verify + quote(units), why="let systemd check the units")] if units else []),
             *(run("docker", "compose", "-f", path, "config", "--quiet", why="let Compose check its file") for path in composes),

@@ -19,6 +19,7 @@ UP = {"active", "activating", "reloading", "deactivating"}
 
 
 def install(release: str, service: Service) -> list[Command]:
+    """Return what lets a service run the files of ``release``: link, unit, start at boot."""
     link, unit = f"{paths.SERVICES}/{service.name}", f"{paths.UNITS}/{service.unit}"
     source = f"{paths.RELEASES}/{release}"
     return [
@@ -42,6 +43,7 @@ def pause_places(service: Service) -> pauses.Places:
 
 
 def remove(service: Service) -> list[Command]:
+    """Return what stops a service and removes all of it."""
     link, unit = f"{paths.SERVICES}/{service.name}", f"{paths.UNITS}/{service.unit}"
     compose = quote(["docker", "compose", "-p", service.container, "-f", f"{link}/compose.yml", "down"])
     return [

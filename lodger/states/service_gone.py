@@ -11,9 +11,12 @@ from lodger.release import pauses
 from lodger.release.manifest import services
 from lodger.release.service import Service
 from lodger.states.base import NoUndo
+from lodger.states.registry import state
 from lodger.states.service_base import UP, ServiceState, gave_up, install, pause_places, remove
+from lodger.states.target import Target
 
 
+@state("service_gone", each="service that is no longer wanted", undo_brings_back=True)
 class ServiceGone(ServiceState):
     """A service of an earlier release that the new one does not have is stopped and removed, unit and container."""
 
@@ -25,6 +28,11 @@ class ServiceGone(ServiceState):
         self.provides = frozenset({f"{service.container} off its old GPUs"})
         self.undo_deadline = service.start
         self.deadline = 120.0
+
+    @classmethod
+    def of(cls, target: Target, item: Service) -> ServiceGone:
+        """Return the state for ``item``."""
+        return cls(item, target.host.name)
 
     def missing(self, read: Facts) -> str:
         """Return what of it is still there."""

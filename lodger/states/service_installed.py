@@ -10,9 +10,12 @@ from lodger.host.facts.base import Fact, Facts
 from lodger.release.manifest import drop_ins, services, unit_files
 from lodger.release.service import Service
 from lodger.states.base import Blocker
+from lodger.states.registry import state
 from lodger.states.service_base import MARK, UP, ServiceState, gave_up, install, remove
+from lodger.states.target import Target
 
 
+@state("service_installed", each="service", undo_brings_back=True)
 class ServiceInstalled(ServiceState):
     """The unit and the link to its files are those of the release, and it starts at boot. What runs is not touched.
 
@@ -28,6 +31,11 @@ class ServiceInstalled(ServiceState):
         self.facts: tuple[Fact[Any], ...] = (facts.DEPLOYED, facts.CONTAINERS, self._unit)
         self.undo_facts = (facts.UNITS, self._serving)
         self.undo_deadline = service.start
+
+    @classmethod
+    def of(cls, target: Target, item: Service) -> ServiceInstalled:
+        """Return the state for ``item``."""
+        return cls(item, target.host.name, target.release.id)
 
     def blockers(self, read: Facts) -> list[Blocker]:
         """Return that something of our name is not ours."""

@@ -12,9 +12,13 @@ from lodger.host.facts.machine import Unit
 from lodger.host.ownership import Owner
 from lodger.release.service import Service
 from lodger.states.base import Blocker, NoUndo
+from lodger.states.registry import state
 from lodger.states.service_base import UP, ServiceState, cause_in, phase
+from lodger.states.target import Target
 
 
+@state("worker_ready", each="worker", needs_running=True, brings_back=True)
+@state("router_ready", each="router", brings_back=True)
 class ServiceReady(ServiceState):
     """The unit runs this configuration and the service answers at the address of the container that the unit started."""
 
@@ -28,6 +32,11 @@ class ServiceReady(ServiceState):
         self.facts: tuple[Fact[Any], ...] = (facts.MACHINE, facts.CONTAINERS, self._unit, self._serving, *port)
         self.deadline = service.start
         self.undo_deadline = service.stop
+
+    @classmethod
+    def of(cls, target: Target, item: Service) -> ServiceReady:
+        """Return the state for ``item``."""
+        return cls(item, target.host.name, replaced=target.replaced if item.kind == "router" else ())
 
     def missing(self, read: Facts) -> str:
         """Return what keeps it from being ready."""

@@ -10,10 +10,13 @@ from lodger.host.command import Command, quote
 from lodger.host.facts.base import Fact, Facts
 from lodger.release.service import Service
 from lodger.states.base import NoUndo, State
+from lodger.states.registry import state
 from lodger.states.service_base import UP, gave_up, last_lines
 from lodger.states.stopped import Reached
+from lodger.states.target import Target
 
 
+@state("service_stopped", each="worker", needs_running=True, undo_brings_back=True)
 class ServiceStopped(State):
     """A service of ours does not run, its last request answered, until the goal is reached."""
 
@@ -26,6 +29,11 @@ class ServiceStopped(State):
         self.facts = (self._unit, *reads)
         self.undo_facts = (self._serving,)
         self.undo_deadline = service.start
+
+    @classmethod
+    def of(cls, target: Target, item: Service) -> ServiceStopped:
+        """Return the state for ``item``."""
+        return cls(item, target.host.name, target.goal.reached, target.goal.reads)
 
     def missing(self, read: Facts) -> str:
         """Return that it runs."""

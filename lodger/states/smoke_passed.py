@@ -3,28 +3,43 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
+from lodger.engines.sglang.expectations import expectation
+from lodger.engines.sglang.smoke_run import SmokeRun, learn, run_smoke
 from lodger.host import facts, paths
 from lodger.host.command import Transport
 from lodger.host.facts.base import Facts
 from lodger.release.service import Service
 from lodger.states.base import Action, Check, NoUndo, State
+from lodger.states.registry import state
 from lodger.states.service_base import last_lines
+from lodger.states.target import Target
 
-Smoke = Callable[[Transport, str, int, Callable[[str], None]], str]
 
-
+@state("smoke_passed", each="worker", needs_running=True)
 class SmokePassed(State):
     """The smoke checks passed on this very container; a record on the host says so."""
 
-    def __init__(self, service: Service, host: str, smoke: Smoke) -> None:
-        """Take the service, its host, and the checks: (transport, address, port, progress) -> one line of result."""
+    def __init__(self, service: Service, host: str, expected: Mapping[str, Any], learns: Target | None = None) -> None:
+        """Take the service, its host, and what smoke expects of it, as the release's manifest has it.
+
+        ``learns`` is the target whose capacity plan the engine's figures correct, None where nothing is learnt. Raises
+        Refused for an expectation that cannot be read.
+        """
         self.name = f"smoke_passed({service.name.removeprefix('worker-')})"
-        self._service, self._smoke = service, smoke
+        self._service, self._expected, self._learns = service, expectation(expected), learns
         self._serving = facts.serving_fact(service.container, service.unit, host)
         self._record = f"smoked/{service.name}.json"
         self.facts = (facts.DEPLOYED, self._serving)
+
+    @classmethod
+    def of(cls, target: Target, item: Service) -> SmokePassed:
+        """Return the state for ``item``."""
+        expected = target.release.smoke.get(item.name, {})
+        learns = target if target.options.learns else None
+        return cls(item, target.host.name, expected, learns)
 
     def missing(self, read: Facts) -> str:
         """Return that no record names the container that runs."""
@@ -44,7 +59,8 @@ class SmokePassed(State):
         serving = read[self._serving]
 
         def look(transport: Transport, progress: Callable[[str], None]) -> str:
-            return self._smoke(transport, serving.address, serving.port, progress)
+            passed = run_smoke(transport, (serving.address, serving.port), self._expected, self._service.key_file, progress)
+            return passed.line(self._learnt(passed))
 
         note = json.dumps({"container": serving.container, "config": serving.config}) + "\n"
         record = paths.write(f"{paths.VAR}/{self._record}", note, why="record that this container passed")
@@ -52,6 +68,12 @@ class SmokePassed(State):
         form = "{{range .NetworkSettings.Networks}}{{.IPAddress}}{{end}}"
         address = f"$(docker inspect -f '{form}' {self._service.container})"
         return [Check(f"smoke of {self._service.name} at http://{address}:{self._service.port}", look), record]
+
+    def _learnt(self, passed: SmokeRun) -> str:
+        if self._learns is None:
+            return ""
+        worker = self._learns.host.workers[self._service.name.removeprefix("worker-")]
+        return learn(self._learns.fleet, self._learns.host, worker, passed)
 
     def evidence(self, read: Facts) -> str:
         """Return the engine's last log lines, where its health is gone."""

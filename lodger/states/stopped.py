@@ -24,6 +24,7 @@ def stopped_by_run(read: Facts) -> tuple[frozenset[str], Facts | None]:
 
 
 def not_running(was: NeighbourStatus | None, now: NeighbourStatus | None) -> str:
+    """Return what of ``was`` does not run again, "" where nothing ran."""
     if was is None or not was.active:
         return ""
     return not_back(was, now)

@@ -8,8 +8,11 @@ from lodger.host.facts.base import Facts
 from lodger.host.facts.packages import DPKG, KERNEL
 from lodger.states.base import Blocker, State
 from lodger.states.driver_goal import ROOM, DriverGoal
+from lodger.states.registry import state
+from lodger.states.target import Target
 
 
+@state("upgrade_possible")
 class UpgradePossible(State):
     """Nothing known stands in the way: packages to be had, kernel headers, room, a sound dpkg, and only known GPU users."""
 
@@ -22,6 +25,12 @@ class UpgradePossible(State):
         self._disk = facts.disk_fact("/var/lib/lodger")
         looks = (KERNEL, self._candidates, self._simulation, self._disk)
         self.facts = (facts.LEDGER, *goal.reads, *facts.FOOTPRINT, *looks)
+
+    @classmethod
+    def of(cls, target: Target, item: None) -> UpgradePossible:
+        """Return the state for the host."""
+        del item
+        return cls(target.driver)
 
     def missing(self, read: Facts) -> str:
         """Return the first thing in the way."""

@@ -5,8 +5,11 @@ from __future__ import annotations
 from lodger.host import facts
 from lodger.host.facts.base import Facts
 from lodger.states.base import Blocker, State
+from lodger.states.registry import state
+from lodger.states.target import Target
 
 
+@state("weights_present", each="model")
 class WeightsPresent(State):
     """A model's files are in its folder, complete by what a fetch recorded, else by size. Fetching is another task's."""
 
@@ -16,6 +19,12 @@ class WeightsPresent(State):
         self._model, self._folder, self._size = model, folder, size
         self.fact = facts.folder_fact(folder)
         self.facts = (self.fact,)
+
+    @classmethod
+    def of(cls, target: Target, item: str) -> WeightsPresent:
+        """Return the state for ``item``."""
+        model = target.fleet.models[item]
+        return cls(item, f"{target.host.models_dir}/{model.directory}", model.size_bytes)
 
     def missing(self, read: Facts) -> str:
         """Return what is not there."""

@@ -12,23 +12,43 @@ from lodger.host.facts.base import Fact, Facts
 from lodger.release.service import Service
 from lodger.states.base import Blocker, NoUndo
 from lodger.states.pool_place import Due, PoolPlace, take_out
+from lodger.states.registry import state
 from lodger.states.service_base import ServiceState
+from lodger.states.target import Target
 
 
+@state("worker_drained", each="worker", needs_running=True)
 class WorkerDrained(ServiceState):
     """A worker that is about to be stopped gets no new requests from its pool's routers, and those it had are answered."""
 
     def __init__(
-        self, service: Service, host: str, place: PoolPlace, due: Due | None = None, reads: Sequence[Fact[Any]] = ()
+        self,
+        service: Service,
+        host: str,
+        place: PoolPlace,
+        due: Due | None = None,
+        reads: Sequence[Fact[Any]] = (),
+        *,
+        changes_pool: bool = False,
     ) -> None:
-        """Take the service, its host, its place, and whether it is to be stopped; without, when it runs something else."""
+        """Take the service, its host, its place, and whether it is to be stopped; without, when it runs something else.
+
+        ``changes_pool``: what the worker serves is not what it served before, so that all of its pool has to change.
+        """
         super().__init__(service, host)
         self.name = f"worker_drained({service.name.removeprefix('worker-')})"
-        self._place = place
+        self._place, self._changes_pool = place, changes_pool
         self._due = due or (lambda read: self._runs(read) and not self._runs_this(read))
         self.facts: tuple[Fact[Any], ...] = (facts.CONTAINERS, self._serving, *place.facts, *reads)
         self.deadline = 30.0
         self.undo_deadline = 60.0
+
+    @classmethod
+    def of(cls, target: Target, item: Service) -> WorkerDrained:
+        """Return the state for ``item``."""
+        was = target.present.get(item.name)
+        changes = was is not None and bool(router_api.differences(was.identity, item.identity))
+        return cls(item, target.host.name, PoolPlace.of(target, item), changes_pool=changes)
 
     def missing(self, read: Facts) -> str:
         """Return which routers still send it requests, and what its absence means for the pool."""
@@ -38,10 +58,19 @@ class WorkerDrained(ServiceState):
         routers = " and ".join(seat.router for seat in listed)
         return f"{routers} sends it requests{self._place.gap(read, self.service.start)}"
 
-    def remark(self, read: Facts) -> str:
-        """Return how long nobody answers where there is no router that could say so."""
-        gap = self._place.gap(read, self.service.start) if self._place.own and not self._place.seats and self._due(read) else ""
-        return f"{self.service.name} is stopped{gap}" if gap else ""
+    def remarks(self, read: Facts) -> list[str]:
+        """Return how long nobody answers where no router could say so, and which worker may come back as it was."""
+        place = self._place
+        alone = place.own and not place.seats and self._due(read)
+        gap = place.gap(read, self.service.start) if alone else ""
+        silent = [one.name for one in place.mates if place.is_silent(one, read) and not one.changing]
+        return [
+            *([f"{self.service.name} is stopped{gap}"] if gap else []),
+            *(
+                f"{name} does not answer, and may come back as it was: deploy its host too, what the pool serves changes"
+                for name in sorted(silent if self._changes_pool else [])
+            ),
+        ]
 
     def blockers(self, read: Facts) -> list[Blocker]:
         """Return the mates that it could not stand beside afterwards."""

@@ -13,9 +13,12 @@ from lodger.host.facts.base import Fact, Facts
 from lodger.release.service import Service
 from lodger.states.base import Blocker, NoUndo
 from lodger.states.pool_place import Due, PoolPlace, take_out
+from lodger.states.registry import state
 from lodger.states.service_base import ServiceState
+from lodger.states.target import Target
 
 
+@state("worker_joined", each="worker", needs_running=True)
 class WorkerJoined(ServiceState):
     """The pool's routers send the worker requests, and it serves what its pool serves. One that is away is no hindrance."""
 
@@ -28,6 +31,11 @@ class WorkerJoined(ServiceState):
         self._place, self._due = place, due
         self.facts: tuple[Fact[Any], ...] = (facts.CONTAINERS, self._serving, *place.facts, *reads)
         self.deadline = self.undo_deadline = 60.0
+
+    @classmethod
+    def of(cls, target: Target, item: Service) -> WorkerJoined:
+        """Return the state for ``item``."""
+        return cls(item, target.host.name, PoolPlace.of(target, item))
 
     def _out(self, read: Facts) -> list[RouterEntry]:
         return [seat for seat in self._place.answering(read) if seat not in self._place.healthy(read)]

@@ -20,6 +20,7 @@ from lodger.release.service import Service
 from lodger.states.base import Blocker, NoUndo, State
 from lodger.states.pool_place import PoolPlace
 from lodger.states.service_base import pause_places
+from lodger.states.target import Target
 
 _PAUSE = 60  # seconds between two looks at the GPUs, and at a router that does not answer
 _GIVE_UP = 86400  # seconds after which a worker that was started and does not serve is left to a person
@@ -33,6 +34,11 @@ class AutoResume:
     host: str
     place: PoolPlace
     neighbours: tuple[Owner, ...] = ()
+
+    @classmethod
+    def of(cls, target: Target, service: Service) -> AutoResume:
+        """Return what brings ``service`` back on the target's host."""
+        return cls(target.host.name, PoolPlace.of(target, service), tuple(target.shares_gpus))
 
     def files(self, service: Service, pause: Pause) -> Mapping[str, str]:
         """Return the files that do it, by their paths on the host; none for a pause with no end."""

@@ -9,9 +9,13 @@ from lodger.release import pauses
 from lodger.release.pauses import Pause
 from lodger.release.service import Service
 from lodger.states.base import Blocker
+from lodger.states.registry import state
+from lodger.states.target import Target
 from lodger.states.worker_pause import AutoResume, WorkerPause, unit_honours_pause, unit_ignores_pause
+from lodger.states.worker_still_paused import WorkerStillPaused
 
 
+@state("worker_paused", each="worker")
 class WorkerPaused(WorkerPause):
     """A record keeps the worker down, other users read so when they log in, and a timer brings it back if there is an end."""
 
@@ -20,7 +24,20 @@ class WorkerPaused(WorkerPause):
         super().__init__(service)
         self.name = f"worker_paused({self._worker})"
         self._who, self._until, self._way_back = who, until, way_back
-        self.facts = (*self.facts, pauses.NOW)
+        self.facts = (*self.facts, pauses.NOW, *way_back.place.facts)
+
+    @classmethod
+    def of(cls, target: Target, item: Service) -> WorkerPaused | WorkerStillPaused:
+        """Return the state for ``item``."""
+        back, order = AutoResume.of(target, item), target.options.pause
+        return WorkerStillPaused(item, back) if order is None else cls(item, order.who, order.until, back)
+
+    def remarks(self, read: Facts) -> list[str]:
+        """Return that nobody else serves the pool; without a router the state that stops the worker says it."""
+        place, pool = self._way_back.place, self.service.pool
+        alone = place.listed(read) and place.gap(read, self.service.start)
+        only = f"worker {self._worker} is the only one that serves pool {pool}: it answers nothing meanwhile"
+        return [only] if alone else []
 
     def _wanted(self, read: Facts) -> Pause:
         there = self._pause(read)

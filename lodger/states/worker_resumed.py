@@ -7,10 +7,13 @@ from lodger.host.command import Command, run
 from lodger.host.facts.base import Facts
 from lodger.release.service import Service
 from lodger.states.base import NoUndo
+from lodger.states.registry import state
 from lodger.states.service_ready import ServiceReady
 from lodger.states.stopped import stopped_by_run
+from lodger.states.target import Target
 
 
+@state("worker_resumed", each="worker", needs_running=True, brings_back=True)
 class ServiceResumed(ServiceReady):
     """A service of ours that this run stopped is ready again."""
 
@@ -20,6 +23,11 @@ class ServiceResumed(ServiceReady):
         self.name = f"{service.kind}_resumed({service.name.removeprefix(f'{service.kind}-')})"
         self._id = f"unit {service.unit}"
         self.facts = (facts.LEDGER, *self.facts)
+
+    @classmethod
+    def of(cls, target: Target, item: Service) -> ServiceResumed:
+        """Return the state for ``item``."""
+        return cls(item, target.host.name)
 
     def missing(self, read: Facts) -> str:
         """Return what keeps it from being ready; nothing for one that this run did not stop."""

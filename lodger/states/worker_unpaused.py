@@ -7,9 +7,12 @@ from lodger.host.command import Command
 from lodger.host.facts.base import Facts
 from lodger.release import pauses
 from lodger.release.service import Service
+from lodger.states.registry import state
+from lodger.states.target import Target
 from lodger.states.worker_pause import WorkerPause
 
 
+@state("worker_unpaused", each="worker")
 class WorkerUnpaused(WorkerPause):
     """Nothing keeps the worker down: no record, no message, no timer."""
 
@@ -17,6 +20,12 @@ class WorkerUnpaused(WorkerPause):
         """Take the service."""
         super().__init__(service)
         self.name = f"worker_unpaused({self._worker})"
+
+    @classmethod
+    def of(cls, target: Target, item: Service) -> WorkerUnpaused:
+        """Return the state for ``item``."""
+        del target
+        return cls(item)
 
     def missing(self, read: Facts) -> str:
         """Return what still says that it is paused."""

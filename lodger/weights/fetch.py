@@ -8,24 +8,23 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Protocol
 
 from lodger.errors import ConnectionLost, LodgerError, Refused, StateFailed
 from lodger.host import facts
 from lodger.host.command import Command, Result
+from lodger.host.identity import refuse_other_machine
 from lodger.inventory import Fleet, Host, Model
 from lodger.run.outcome import RunResult, StateResult, Status
-from lodger.run.runner import Connection
+from lodger.run.protocols import Connection
 from lodger.weights import host as commands
 from lodger.weights import model_files
 from lodger.weights import plan as plans
-from lodger.weights.hub import HUBS, HubError, HubSilent, Listing, Response
+from lodger.weights.ask_hubs import HubQuestions, wait
 from lodger.weights.plan import FetchManifest, FetchPlan, FoundFolder
 from lodger.weights.progress import Said, Screen, listen
 
-_ASKED, _ASKED_IN_SILENCE = 4, 2  # times that a hub is asked for one page, and that one which does not answer is
 _FASTEST_POLL, _SLOWEST_POLL = 0.5, 5.0  # seconds between two looks at a fetch
 
 
@@ -100,9 +99,7 @@ class Fetch:
         readings = {model.name: commands.reading(self.host.models_dir, model) for model in models}
         asked = [facts.MACHINE, *(fact for one in readings.values() for fact in (one.found, one.manifest, one.running))]
         read = facts.parse(self._ask(facts.command(asked)).check(self.host.name).stdout, self.host.name)
-        machine = read[facts.MACHINE]
-        if self.host.machine_id is not None and machine.machine_id != self.host.machine_id:
-            raise Refused("this is the wrong machine", cause=f"its machine-id is {machine.machine_id}", hint="check `address:`")
+        refuse_other_machine(self.host.machine_id, read[facts.MACHINE])
         if self.options.cancel:
             self._cancel(models, readings, read, outcome)
             return
@@ -167,102 +164,12 @@ class Fetch:
             )
 
     def _from_hubs(self, model: Model) -> FetchPlan:
-        """Return the plan that the hubs agree on; raise Refused when none of them has the revision."""
-        endpoints = self.fleet.weights.endpoints
-        with ThreadPoolExecutor(max_workers=len(endpoints)) as pool:
-            asked = dict(zip(endpoints, pool.map(lambda hub: self._source(model, hub), endpoints), strict=True))
-        sources = [said for said in asked.values() if isinstance(said, plans.Source)]
-        failures = [
-            f"{hub}: {said.what}{f' ({said.cause})' * bool(said.cause)}"
-            for hub, said in asked.items()
-            if not isinstance(said, plans.Source)
-        ]
-        try:
-            plan = plans.agreed(sources, model.name, self.host.models_dir, model.directory, model.source, model.revision)
-        except ValueError as error:
-            before = self._remembered(model, sources)
-            if before is None:
-                raise Refused(
-                    f"no source lists {model.source} at {model.revision or 'any revision'}",
-                    cause="; ".join(failures) or str(error),
-                    hint="check `source:` and `revision:` of the model, and `weights: endpoints:`, from the host itself",
-                ) from error
-            plan = before
-            failures.append("no hub tells of this revision now; an earlier fetch was told, and left it on the host")
-        for failure in failures:
-            self.screen.note(self.host.name, f"{model.name}: {failure}")
-        for source in sources:
-            same = sum(any(url.startswith(source.endpoint) for url in file.urls) for file in plan.files)
-            if not source.exact:
-                what = f"{source.listing.source} does not know {model.revision}"
-                self.screen.note(self.host.name, f"{model.name}: {what}; it gives the same {same} of {len(plan.files)} files")
+        plan = HubQuestions(self.fleet, self.host, self.connection, self.screen).plan(model)
         self._announce(plan, f"{plan.origin} at {plan.commit}")
         return plan
 
-    def _remembered(self, model: Model, sources: Sequence[plans.Source]) -> FetchPlan | None:
-        """Return the plan of an earlier fetch, if it is of the revision that no hub tells of today."""
-        result = self._ask(commands.planned(model.name))
-        endpoints = list(self.fleet.weights.endpoints.values())
-        try:
-            before = plans.parse_plan(result.stdout, self.host.models_dir, model.directory)
-            return plans.remembered(before, sources, endpoints, model.source, model.revision)
-        except (ValueError, KeyError):
-            return None
-
     def _announce(self, plan: FetchPlan, source: str) -> None:
         self.screen.note(self.host.name, f"{plan.model}: {len(plan.files)} files, {plan.size / 1e9:.2f} GB, {source}")
-
-    def _source(self, model: Model, hub: Literal["modelscope", "huggingface"]) -> plans.Source | HubError:
-        """Return what a hub has; where it does not know the revision, what it has at its default branch."""
-        endpoint = self.fleet.weights.endpoints[hub]
-
-        def ask(revision: str | None) -> plans.Source:
-            listing = plans.judged(self._converse(hub, endpoint, model.source, revision))
-            return plans.Source(endpoint, listing, exact=revision == model.revision)
-
-        try:
-            return ask(model.revision)
-        except HubError as error:
-            if model.revision is None or isinstance(error, HubSilent):
-                return error
-            # A commit of one hub is unknown to the other, which may have the same files all the same.
-            try:
-                return ask(None)
-            except HubError:
-                return error
-
-    def _converse(self, name: str, endpoint: str, repository: str, revision: str | None) -> Listing:
-        conversation = HUBS[name](repository, revision)
-        try:
-            path = next(conversation)
-            while True:
-                path = conversation.send(self._page(endpoint + path))
-        except StopIteration as end:
-            listing: Listing = end.value
-            return listing
-
-    def _page(self, url: str) -> Response:
-        """Return a hub's response; one that may be better later is asked for again."""
-        for attempt in range(_ASKED):
-            result = self._ask(commands.ask(url))
-            last = attempt == _ASKED - 1
-            if result.code == 0:
-                response = commands.answered(result.code, result.stdout, result.stderr)
-                if last or (response.status != 429 and response.status < 500):
-                    return response
-                said = response.headers.get("retry-after", "")
-                self._wait(min(60, max(1 << attempt, int(said) if said.isdigit() else 0)))
-            elif attempt == _ASKED_IN_SILENCE - 1 or result.code in {
-                3,
-                6,
-                7,
-                35,
-                60,
-            }:  # a name, an address or a certificate gets no better by waiting
-                break
-            else:
-                self._wait(1 << attempt)
-        return commands.answered(result.code, result.stdout, result.stderr)
 
     def _from_giver(self, model: Model, giver: Giver) -> FetchPlan:
         """Return the plan that takes a model from another host; raise Refused where that host does not have it whole."""
@@ -373,7 +280,7 @@ class Fetch:
                 return
             # Soon at first, seldom later, but for its end. A fetch that does not hold its lock yet is not waited for.
             patience = min(_SLOWEST_POLL, max(_FASTEST_POLL, (time.monotonic() - jobs[0].began) / 60))
-            self._wait(_FASTEST_POLL - (time.monotonic() - begun))
+            wait(self.connection, _FASTEST_POLL - (time.monotonic() - begun))
 
     def _conclude(self, jobs: Sequence[_Job], outcome: RunResult) -> None:
         failure: LodgerError | None = None
@@ -430,13 +337,6 @@ class Fetch:
         self.log.result(state, result)
         return result
 
-    def _wait(self, seconds: float) -> None:
-        end = time.monotonic() + seconds
-        while time.monotonic() < end:
-            if self.connection.cancelled():
-                raise KeyboardInterrupt
-            time.sleep(min(0.2, max(0.0, end - time.monotonic())))
-
 
 def _name(model: Model) -> str:
     return f"weights_fetched({model.name})"
@@ -450,6 +350,5 @@ def chosen(fleet: Fleet, host: Host, names: str | None, refuse: Callable[[str], 
             if name not in fleet.models:
                 raise refuse(name)
     else:
-        engines = [(fleet.pools[worker.pool].model, fleet.settings(worker).draft) for worker in host.workers.values()]
-        asked = [name for model, draft in engines for name in (model, draft.model if draft else None) if name]
+        asked = list(fleet.models_of(host))
     return [fleet.models[name] for name in dict.fromkeys(asked)]

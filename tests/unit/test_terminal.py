@@ -6,6 +6,7 @@ import io
 import pytest
 
 from lodger.errors import StateFailed
+from lodger.run.outcome import StateResult, Status
 from lodger.terminal import Terminal, table
 
 
@@ -34,8 +35,8 @@ def test_an_error_is_red_on_a_terminal() -> None:
 
 def test_states_stand_in_columns_and_only_a_failure_says_why(capsys: pytest.CaptureFixture[str]) -> None:
     terminal = Terminal()
-    terminal.state("node1", "host_fit", "satisfied", 0.0, "ignored")
-    terminal.state("node1", "worker_ready(a)", "failed", 65.4, "it ended")
+    terminal.state("node1", StateResult("host_fit", Status.SATISFIED, 0.0, "ignored"))
+    terminal.state("node1", StateResult("worker_ready(a)", Status.FAILED, 65.4, "it ended"))
     assert capsys.readouterr().err == "node1  satisfied    host_fit\nnode1  failed       worker_ready(a)  65.4 s  (it ended)\n"
 
 

@@ -11,17 +11,16 @@ from functools import partial
 from typing import Any
 
 from lodger.checks.affinity import trials
+from lodger.checks.look import recognise, serving
 from lodger.engines.sglang.client import Client, dig
 from lodger.errors import Refused, StateFailed, UsageError
 from lodger.host import facts, paths
 from lodger.host.command import Command, Transport, quote, run
 from lodger.host.ssh import Ssh
 from lodger.inventory import Fleet, Host, Pool
-from lodger.plans import operate
 from lodger.release import api_keys
 from lodger.release.render import router_beside
 from lodger.release.service import RenderedService
-from lodger.run.session import recognise
 from lodger.terminal import Terminal
 
 Say = Callable[[str], None]
@@ -107,7 +106,7 @@ def _trials(fleet: Fleet, host: Host, pool: Pool, prefixes: int, say: Say) -> tu
             recognise(connection, names[name])
         router = connections[host.name]
 
-        own = operate.serving(router, host, "router")
+        own = serving(router, host, "router")
         with router.forward(*own) as local, _client(fleet, pool.name, local) as client:
             size = _healthy(client)
         if not size:

@@ -65,6 +65,7 @@ def images_of(fleet: Fleet, host: Host) -> dict[str, Image]:
 
 
 def pinned(fleet: Fleet, host: Host) -> Fact[dict[str, bool]]:
+    """Return the fact which of the host's pinned images it has."""
     return facts.images_fact([image.reference for image in images_of(fleet, host).values() if image.digest])
 
 
@@ -77,6 +78,7 @@ def weights(fleet: Fleet, host: Host) -> dict[str, WeightsPresent]:
 
 
 def fit(host: Host) -> HostFit:
+    """Return what a deploy asks of the host first."""
     return HostFit(driver=host.driver, gpu_count=host.gpus.count, gpu_memory=host.gpus.memory_mib)
 
 

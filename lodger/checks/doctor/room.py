@@ -11,7 +11,7 @@ from lodger.checks.doctor.report import DoctorFinding
 from lodger.host import facts
 from lodger.host.facts import health
 from lodger.host.ownership import Owner, names, owners
-from lodger.plans.operate import ENGINE_IMAGE_ROOM
+from lodger.states.image_present import ENGINE_IMAGE_ROOM
 
 
 def room(at: HostReading) -> Iterator[DoctorFinding]:

@@ -23,7 +23,7 @@ from lodger.inventory import Host
 from lodger.locks import host_lock
 from lodger.locks.host_lock import TTL, LockOwner
 from lodger.locks.pool_lock import PoolLock
-from lodger.run.session import router_host
+from lodger.plans.carry_out import router_hosts
 
 MACHINE = "0" * 32
 ME = host_lock.me("ops", "run-1")
@@ -371,5 +371,5 @@ def test_a_pools_lock_is_on_the_host_of_its_router_and_not_of_its_standby() -> N
     standby = inventory.Router(pool="qwen38", port=30002, prometheus_port=29000, standby=True)
     hosts = {**fleet.hosts, "node1": fleet.hosts["node1"].model_copy(update={"router": standby})}
     both = fleet.model_copy(update={"hosts": hosts})
-    assert [found.name for found in (router_host(fleet, "qwen38"), router_host(both, "qwen38")) if found] == ["node2", "node2"]
-    assert router_host(fleet, "another") is None
+    assert [router_hosts(one)["qwen38"].name for one in (fleet, both)] == ["node2", "node2"]
+    assert "another" not in router_hosts(fleet)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
@@ -14,10 +13,17 @@ from lodger.host import facts
 from lodger.host.facts.base import Facts
 from lodger.host.facts.deployed import HostFile
 from lodger.inventory import Fleet
-from lodger.plans import operate, runbook
-from lodger.plans.runbook import names
+from lodger.plans import runbook
+from lodger.plans.deploy import Deploy, difference
+from lodger.plans.expand import names
+from lodger.plans.maintenance import Maintenance
+from lodger.plans.pause import PauseWorker, ResumeWorker
+from lodger.plans.request import Request
+from lodger.plans.rollback import Rollback
 from lodger.release.render import render
 from lodger.run.ledger import Ledger
+from lodger.states.pool_place import PoolPlace
+from lodger.states.target import Target, TargetRelease
 from tests.unit.readings import base, deployed, installed, readings, record
 from tests.unit.states.support_pauses import CONDITION, UNTIL, A, stands
 
@@ -31,9 +37,8 @@ def fleet() -> Fleet:
     return found.model_copy(update={"images": images})
 
 
-def asked(plan: Any, read: Facts) -> list[str]:
-    steps, _ = plan.build(read, None)
-    return [name for name in names(steps) if name.endswith(("(a)", "(worker-a)"))]
+def asked(request: Request, read: Facts) -> list[str]:
+    return [name for name in names(request.plan(read, None).steps) if name.endswith(("(a)", "(worker-a)"))]
 
 
 LEFT_ALONE = ["service_installed(worker-a)", "worker_paused(a)"]
@@ -41,12 +46,12 @@ LEFT_ALONE = ["service_installed(worker-a)", "worker_paused(a)"]
 
 def test_a_deploy_and_a_rollback_ask_nothing_of_a_paused_worker_but_its_files(fleet: Fleet) -> None:
     read = stands(UNTIL)
-    deploy = operate.deploy(fleet, fleet.hosts["node1"], runbook.load("deploy"), revision="r1", contained=lambda _: True)
+    deploy = Deploy(fleet, fleet.hosts["node1"], runbook.load("deploy"), "r1", contains=lambda _: True)
     assert asked(deploy, read) == LEFT_ALONE
-    (line,) = deploy.remarks(read)
+    (line,) = deploy.plan(read, None).remarks
     assert line.startswith("worker a is paused by wang until 2026-11-29 18:00: it stays so")
     assert "worker_ready(a)" in asked(deploy, stands(None))
-    assert deploy.remarks(stands(None)) == []
+    assert deploy.plan(stands(None), None).remarks == ()
 
 
 def test_a_rollback_leaves_it_paused_unless_the_earlier_unit_would_start_it(fleet: Fleet) -> None:
@@ -55,31 +60,31 @@ def test_a_rollback_leaves_it_paused_unless_the_earlier_unit_would_start_it(flee
         files["/opt/lodger/releases/r1/units/lodger-worker-a.service"] = HostFile(f"[Unit]\n{condition}\n", 0o644, "root")
         return readings(base(deployed=deployed(("r1", "r2"), links={"worker-a": "r2"}, files=files)))
 
-    plan = operate.rollback(fleet, fleet.hosts["node1"], runbook.load("rollback"))
+    plan = Rollback(fleet, fleet.hosts["node1"], runbook.load("rollback"))
     assert asked(plan, standing(CONDITION)) == LEFT_ALONE
     with pytest.raises(Refused, match="next boot"):
-        plan.build(standing(""), None)
+        plan.plan(standing(""), None)
 
 
 @pytest.mark.parametrize("name", ["reboot", "driver-upgrade"])
 def test_a_reboot_and_a_driver_upgrade_say_once_that_it_stays_paused(name: str, fleet: Fleet) -> None:
-    plan = operate.maintenance(fleet, fleet.hosts["node1"], runbook.load(name), now=True)
+    plan = Maintenance(fleet, fleet.hosts["node1"], runbook.load(name), now=True)
     read = stands(UNTIL)
     assert asked(plan, read) == ["worker_paused(a)"]
-    assert plan.remarks(read)
+    assert plan.plan(read, None).remarks
 
 
 def test_a_plan_shows_no_difference_for_what_a_pause_left(fleet: Fleet) -> None:
-    shown = operate.difference(stands(UNTIL)[facts.DEPLOYED], render(fleet, fleet.hosts["node1"]))
+    shown = difference(stands(UNTIL)[facts.DEPLOYED], render(fleet, fleet.hosts["node1"]))
     assert "resume" not in shown
 
 
 def test_a_pause_and_a_resume_are_lists_of_states(fleet: Fleet) -> None:
     node1 = fleet.hosts["node1"]
     read = stands(None)
-    pause = operate.pause(fleet, node1, runbook.load("pause"), "a", who="wang", until="18:00")
+    pause = PauseWorker(fleet, node1, runbook.load("pause"), "a", "wang", "18:00")
     assert asked(pause, read) == ["worker_leaving(a)", "service_stopped(worker-a)", "worker_paused(a)"]
-    resume = operate.resume(fleet, node1, runbook.load("resume"), "a")
+    resume = ResumeWorker(fleet, node1, runbook.load("resume"), "a")
     assert asked(resume, read) == [
         "gpus_free(worker-a)",
         "worker_unpaused(a)",
@@ -92,28 +97,28 @@ def test_a_pause_and_a_resume_are_lists_of_states(fleet: Fleet) -> None:
 def test_a_worker_that_is_not_there_is_bad_usage_or_a_refusal(fleet: Fleet) -> None:
     node1, book = fleet.hosts["node1"], runbook.load("pause")
     with pytest.raises(UsageError, match="has no worker z"):
-        operate.pause(fleet, node1, book, "z", who="wang")
+        PauseWorker(fleet, node1, book, "z", who="wang")
     with pytest.raises(UsageError, match="is no time"):
-        operate.pause(fleet, node1, book, "a", who="wang", until="soon")
+        PauseWorker(fleet, node1, book, "a", who="wang", until="soon")
     with pytest.raises(Refused, match="is past"):
-        operate.pause(fleet, node1, book, "a", who="wang", until="10:00").build(stands(None), None)
+        PauseWorker(fleet, node1, book, "a", who="wang", until="10:00").plan(stands(None), None)
     with pytest.raises(Refused, match="not deployed"):
-        operate.resume(fleet, node1, runbook.load("resume"), "a").build(readings(base()), None)
+        ResumeWorker(fleet, node1, runbook.load("resume"), "a").plan(readings(base()), None)
 
 
 def test_an_unfinished_pause_of_another_worker_is_ended_first(fleet: Fleet) -> None:
     node2 = fleet.hosts["node2"]
-    plan = operate.pause(fleet, node2, runbook.load("pause"), "a", who="wang")
+    plan = PauseWorker(fleet, node2, runbook.load("pause"), "a", who="wang")
     with pytest.raises(Refused, match="did not finish"):
-        plan.build(stands(None), Ledger("r", "pause", {"worker": "b"}, "wang", "{}"))
+        plan.plan(stands(None), Ledger("r", "pause", {"worker": "b"}, "wang", "{}"))
 
 
 @pytest.mark.parametrize(("others", "told"), [({}, True), ({"http://else:1": True}, False), ({"http://else:1": False}, True)])
 def test_pausing_the_only_worker_says_that_the_pool_answers_nothing(others: dict[str, bool], told: bool, fleet: Fleet) -> None:
     node2 = fleet.hosts["node2"]
-    plan = operate.pause(fleet, node2, runbook.load("pause"), "a", who="wang")
+    plan = PauseWorker(fleet, node2, runbook.load("pause"), "a", who="wang")
     files = installed("r1", replace(A, pool="qwen38"))
-    place = operate.place(fleet, node2, replace(A, pool="qwen38"))
+    place = PoolPlace.of(Target(fleet, node2, TargetRelease()), replace(A, pool="qwen38"))
     (seat,) = place.seats
     read = readings(
         {
@@ -122,4 +127,5 @@ def test_pausing_the_only_worker_says_that_the_pool_answers_nothing(others: dict
             place.identities: {},
         }
     )
-    assert bool(plan.remarks(read)) == told
+    (paused,) = [step.state for step in plan.plan(read, None).steps if step.state.name == "worker_paused(a)"]
+    assert bool(paused.remarks(read)) == told

@@ -13,17 +13,18 @@ from lodger.checkout import CODE
 from lodger.errors import UsageError
 from lodger.host import facts
 from lodger.host.command import Secret
-from lodger.host.ownership import Owner
+from lodger.inventory.schema import Warn
+from lodger.inventory.values import give_names
 from lodger.plans import runbook
-from lodger.plans.runbook import Block, Runbook, expand, names, parse
+from lodger.plans.expand import expand, names
+from lodger.plans.runbook import Block, Runbook, parse
 from lodger.release.api_keys import ApiKey
 from lodger.release.render import render, worker_urls
-from lodger.states.catalog import CATALOG, Notice, Situation, items
-from lodger.states.driver_goal import DriverGoal
 from lodger.states.neighbour_status import NeighbourStatus
-from lodger.states.pool_place import RouterMembers
+from lodger.states.registry import states
 from lodger.states.shell import Shell
-from tests.unit.readings import router, worker
+from lodger.states.target import Target, TargetOptions, TargetRelease
+from tests.unit.readings import SMOKE, router, worker
 
 SHIPPED = sorted(path.stem for path in runbook.FOLDER.glob("*.md"))
 WITNESSES = CODE / "tests/host"
@@ -171,28 +172,25 @@ A = worker("a", gpus=(0, 1, 2, 3))
 B = worker("b", port=30001, gpus=(4, 5, 6, 7))
 OLD = worker("old", port=30009)
 ROUTER = router()
-AT = Situation(
-    host="node2",
-    release="r2",
-    services={"worker-a": A, "worker-b": B, "router": ROUTER},
-    gone={"worker-old": OLD},
-    models={"m": ("/data/models/M", 10)},
-    turns={"worker-a": "qwen38", "worker-b": "qwen38", "router": "qwen38"},
-    neighbours={Owner("program", "aigc"): 1024},
-    replaced=(("unit", "vllm-qwen.service"),),
-    records=(NeighbourStatus("container", "old-sglang", True, True),),
-    smoke=lambda _: lambda *_: "fine",
-    upgrade=DriverGoal("node2", "580.126.09", 8, {}),
-    pausable=(("program", "aigc"),),
-    warned=(Notice("aigc", "wall soon", 5),),
-    roll=RouterMembers("http://127.0.0.1:30002"),
-    keys=(ApiKey("qwen38", "0123abcd", Secret("k" * 32)),),
+FLEET = inventory.load(CODE / "hosts")
+NODE2 = FLEET.hosts["node2"]
+RECORDED = NeighbourStatus("container", "old-sglang", True, True)
+SERVICES = {"worker-a": A, "worker-b": B, "router": ROUTER}
+AIGC = NODE2.neighbours["vllm-qwen.service"].model_copy(
+    update={"policy": "pause", "kind": "program", "warn": Warn(command="wall soon")}
+)
+AT = Target(
+    FLEET,
+    NODE2.model_copy(update={"neighbours": give_names({**NODE2.neighbours, "aigc": AIGC})}),
+    TargetRelease("r2", SERVICES, keys=(ApiKey("qwen38", "0123abcd", Secret("k" * 32)),), smoke=dict.fromkeys(SERVICES, SMOKE)),
+    present={**SERVICES, "worker-old": OLD},
+    options=TargetOptions(restore=(RECORDED,)),
 )
 
 
 def test_every_state_can_be_made_and_has_a_name_of_its_own() -> None:
-    made = [(name, CATALOG[name][1](AT, item)) for name, (each, _) in CATALOG.items() for item in items(AT, each)]
-    assert {name for name, _ in made} == set(CATALOG)
+    made = [(name, one.make(AT, item)) for name, one in states().items() for item in AT.items(one.each)]
+    assert {name for name, _ in made} == set(states())
     assert all(state.name.partition("(")[0] == name for name, state in made)
     everything = [state.name for _, state in made]
     assert len(set(everything)) == len(everything)
@@ -203,7 +201,8 @@ def test_deploy_finishes_one_worker_before_the_next_and_the_release_last() -> No
         "host_fit",
         "image_present(router)",
         "image_present(sglang)",
-        "weights_present(m)",
+        "weights_present(qwen3.8-27b-dflash2)",
+        "weights_present(qwen3.8-27b-fp8)",
         "release_staged",
         "key_in_place(qwen38)",
         "leaver_drained(worker-old)",
@@ -232,30 +231,36 @@ def test_deploy_finishes_one_worker_before_the_next_and_the_release_last() -> No
 def test_rollback_ends_with_the_restored_neighbour_before_the_record() -> None:
     found = names(expand(runbook.load("rollback"), AT))
     assert found[-3:] == ["neighbour_restored(old-sglang)", "release_current", "old_releases_pruned"]
-    assert not {"host_fit", "release_staged", "weights_present(m)", "neighbour_replaced(vllm-qwen.service)"} & set(found)
+    assert not {
+        "host_fit",
+        "release_staged",
+        "weights_present(qwen3.8-27b-fp8)",
+        "neighbour_replaced(vllm-qwen.service)",
+    } & set(found)
 
 
-def test_turns_are_taken_for_each_service_and_given_back_after_its_last_state() -> None:
+def test_pools_are_held_for_each_service_until_its_last_state() -> None:
     steps = {step.state.name: step for step in expand(runbook.load("deploy"), AT)}
-    assert {step.turns for name, step in steps.items() if "(a)" in name or "(worker-a)" in name} == {("qwen38",)}
-    assert [name for name, step in steps.items() if step.last_of_turn] == [
+    assert {step.pools for name, step in steps.items() if "(a)" in name or "(worker-a)" in name} == {("qwen38",)}
+    assert [name for name, step in steps.items() if step.frees_pools] == [
         "worker_joined(a)",
         "worker_joined(b)",
         "pool_complete",
     ]
-    assert steps["release_staged"].turns == ()
-    assert steps["service_gone(worker-old)"].turns == ()
+    assert steps["release_staged"].pools == ()
+    assert steps["service_gone(worker-old)"].pools == ()
 
 
 @pytest.mark.parametrize("name", ["driver-upgrade", "reboot"])
 @pytest.mark.parametrize("pools", [("qwen38", "qwen38"), ("qwen38", "another")])
 def test_a_turn_is_kept_until_the_last_worker_that_was_stopped_is_back(name: str, pools: tuple[str, str]) -> None:
     """Between two blocks nobody of the pool may serve here: another host that stopped its worker then would leave none."""
-    turns = {"worker-a": pools[0], "worker-b": pools[1], "router": "qwen38"}
-    steps = [step for step in expand(runbook.load(name), replace(AT, turns=turns)) if step.item.startswith("worker-")]
+    services = {**SERVICES, "worker-a": replace(A, pool=pools[0]), "worker-b": replace(B, pool=pools[1])}
+    target = replace(AT, release=replace(AT.release, services=services))
+    steps = [step for step in expand(runbook.load(name), target) if step.item.startswith("worker-")]
     assert names(steps)[0] == "worker_leaving(a)"
-    assert {step.turns for step in steps} == {tuple(sorted(set(pools)))}
-    assert [step.state.name for step in steps if step.last_of_turn] == ["worker_returned(b)"]
+    assert {step.pools for step in steps} == {tuple(sorted(set(pools)))}
+    assert [step.state.name for step in steps if step.frees_pools] == ["worker_returned(b)"]
 
 
 def test_witnesses_are_asked_after_the_last_state_of_their_group() -> None:
@@ -266,13 +271,8 @@ def test_witnesses_are_asked_after_the_last_state_of_their_group() -> None:
 
 
 def test_a_group_for_nothing_on_this_host_takes_no_step() -> None:
-    nothing = Situation(host="node1", release="", services={}, history=())
+    nothing = Target(FLEET, NODE2, TargetRelease(history=()))
     assert names(expand(runbook.load("rollback"), nothing)) == ["release_current", "old_releases_pruned"]
-
-
-def test_smoke_needs_somebody_who_asks() -> None:
-    with pytest.raises(LookupError):
-        CATALOG["smoke_passed"][1](Situation(host="node1", release="", services={}), A)
 
 
 # ---------------------------------------------------------------- what the shell states of our own ask

@@ -18,7 +18,7 @@ from lodger.host import facts
 from lodger.host.command import Command, Secret
 from lodger.inventory import Fleet
 from lodger.inventory.load import load
-from lodger.plans import operate
+from lodger.plans.rollback import earlier_keys
 from lodger.release import api_keys
 from lodger.release.api_keys import ApiKey
 from lodger.release.render import render
@@ -236,10 +236,10 @@ def test_a_release_names_the_file_of_its_key_and_a_rollback_asks_with_it(fleet: 
     path = f"/etc/lodger/keys/qwen38.{api_keys.mark(KEY)}"
     composes = [file.content for file in release.files if file.path.endswith("compose.yml")]
     assert all(f'source: "{path}"' in text for text in composes)
-    services = operate.managed(release)
+    services = release.by_name
     assert {service.key_file for service in services.values()} == {path}
-    assert operate.earlier_keys(services) == (ApiKey("qwen38", api_keys.mark(KEY)),)
-    assert operate.earlier_keys({"worker-a": worker("a")}) == ()
+    assert earlier_keys(services) == (ApiKey("qwen38", api_keys.mark(KEY)),)
+    assert earlier_keys({"worker-a": worker("a")}) == ()
 
 
 # ---------------------------------------------------------------- the starter

@@ -1,6 +1,6 @@
 """No text that the inventory accepts means anything but itself, to a shell, a YAML reader, Compose or systemd.
 
-Here with a real `sh` and with readers written for the test; tests/lab/test_quoting_real.py asks the real programs.
+Here with a real `sh` and with readers written for the test; tests/twins/test_quoting_real.py asks the real programs.
 """
 
 import re

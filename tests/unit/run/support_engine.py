@@ -17,7 +17,10 @@ from lodger.locks.pool_lock import PoolLock
 from lodger.locks.process_queue import PoolQueue
 from lodger.run.ledger import Ledger
 from lodger.run.outcome import RunResult, Status
-from lodger.run.runner import Plan, Runner, _Progress
+from lodger.run.plan import Plan
+from lodger.run.progress import Progress
+from lodger.run.runner import Runner
+from lodger.run.session import Opened, Session
 from lodger.states.base import State, Step
 from tests.unit.readings import captured
 
@@ -86,29 +89,28 @@ class Quiet:
 
 
 def group(item: str, pool: str, *names: str) -> list[Step]:
-    """Return the steps of one item, as a runbook is expanded: the last has the witness and gives the turn back."""
+    """Return the steps of one item, as a runbook is expanded: the last has the witness and frees the pool."""
     *first, last = [Named(f"{name}({item})") for name in names]
-    turns = (pool,) if pool else ()
-    steps = [Step(state, item=item, turns=turns, line=1) for state in first]
-    return [*steps, Step(last, "", ("test_worker.py",), item, turns, last_of_turn=bool(pool), line=1)]
+    pools = (pool,) if pool else ()
+    steps = [Step(state, item=item, pools=pools, line=1) for state in first]
+    return [*steps, Step(last, "", ("test_worker.py",), item, pools, frees_pools=bool(pool), line=1)]
 
 
 class Walk:
     """One run of the loop over ``steps`` on a host where some of the states hold, with ``disagrees`` said by the witness."""
 
     def __init__(
-        self, steps: list[Step], holds: Sequence[str] = (), disagrees: str = "", gates: PoolQueue | None = None, host: str = "h"
+        self, steps: list[Step], holds: Sequence[str] = (), disagrees: str = "", queue: PoolQueue | None = None, host: str = "h"
     ) -> None:
         self.asked: list[str] = []
         self.connection = Host(host, holds)
-        self.engine = Runner(
-            self.connection, Quiet(), Quiet(), self._witness, user="u", machine_id="m", gates=gates or PoolQueue(), poll=0.01
+        self.session = Session(
+            self.connection, Quiet(), Quiet(), user="u", machine_id="m", queue=queue or PoolQueue(), poll=0.01
         )
+        self.runner = Runner(self.session, self._witness)
         self._disagrees = disagrees
-        plan = Plan("deploy", host, (), lambda *_: (steps, {}))
-        self.run = _Progress(
-            plan, steps, Facts({}), Ledger("r", "deploy", {}, "u", "{}"), RunResult(host, "deploy"), stale=True
-        )
+        ledger = Ledger("r", "deploy", {}, "u", "{}")
+        self.run = Progress(Plan("deploy", host, steps), Facts({}), ledger, RunResult(host, "deploy"), stale=True)
 
     def _witness(self, files: Sequence[str], transport: Transport, item: str) -> list[str]:
         del files, transport
@@ -116,8 +118,8 @@ class Walk:
         return [self._disagrees] if self._disagrees else []
 
     def go(self) -> dict[str, Status]:
-        self.engine._walk(self.run, Facts({}))
-        return {outcome.name: outcome.mark for outcome in self.run.outcome.states}
+        self.runner._walk(self.run, Facts({}))
+        return {state.name: state.status for state in self.run.result.states}
 
 
 class Whole:
@@ -126,7 +128,7 @@ class Whole:
     def __init__(
         self,
         steps: list[Step],
-        turns: PoolLock | None = None,
+        pool_lock: PoolLock | None = None,
         *,
         broken: Mapping[str, LodgerError] = MappingProxyType({}),
         holds: Sequence[str] = (),
@@ -136,12 +138,14 @@ class Whole:
         self.connection = connection or Host("h", holds)
         self.connection.broken.update(broken)
         self.connection.texts |= {name: text for name, (_, text) in captured("node1").sections.items()} | {"ledger": ledger}
-        engine = Runner(self.connection, Quiet(), Quiet(), lambda *_: [], user="u", machine_id="m", turns=turns, poll=0.01)
-        plan = Plan("deploy", "h", FIRST, lambda *_: (steps, {}))
+        session = Session(self.connection, Quiet(), Quiet(), user="u", machine_id="m", pool_lock=pool_lock, poll=0.01)
+        plan = Plan("deploy", "h", steps, FIRST)
         self.outcome = RunResult("h", "deploy")
         self.error: LodgerError | None = None
+        read = session.read([facts.LEDGER, *FIRST])
         try:
-            engine._locked(plan, engine._read([facts.BUSY, facts.LEDGER, *FIRST]), self.outcome)
+            opened = Opened(read, Ledger.load(read[facts.LEDGER], "deploy"))
+            Runner(session, lambda *_: []).carry_out(plan, opened, self.outcome)
         except LodgerError as error:
             self.error = error
 

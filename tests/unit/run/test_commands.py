@@ -14,7 +14,10 @@ from lodger.host.command import Command, Result, run
 from lodger.host.facts.base import Fact, Facts
 from lodger.run.ledger import Ledger
 from lodger.run.outcome import RunResult, StateResult
-from lodger.run.runner import Plan, Runner, _Progress
+from lodger.run.plan import Plan
+from lodger.run.progress import Progress
+from lodger.run.runner import Runner
+from lodger.run.session import Session
 from lodger.states.base import State, Step
 
 HOLDER = Fact("holder", "echo pid 7", str.strip)
@@ -64,7 +67,7 @@ class Written:
 
 class Silent:
     def progress(self, host: str, text: str) -> None: ...
-    def state(self, host: str, outcome: StateResult) -> None: ...
+    def state(self, host: str, result: StateResult) -> None: ...
     def note(self, host: str, text: str) -> None: ...
 
 
@@ -89,13 +92,13 @@ class Unreadable(Held):
 @pytest.mark.parametrize(("state", "seen"), [(Held(), "held by pid 7"), (Unreadable(), "")])
 def test_a_command_that_fails_shows_what_its_state_knows_of_the_cause(state: State, seen: str) -> None:
     log = Written()
-    engine = Runner(Shell(), log, Silent(), lambda *_: [], user="me", machine_id=None)
-    plan = Plan("any", "here", (facts.MACHINE,), lambda *_: ([], {}))
+    runner = Runner(Session(Shell(), log, Silent(), user="me", machine_id=None), lambda *_: [])
+    plan = Plan("any", "here", [Step(state)], (facts.MACHINE,))
     ledger = Ledger("a run", "any", {}, "me", "")
-    progress = _Progress(plan, [Step(state)], Facts({}), ledger, RunResult("here", "any"))
+    progress = Progress(plan, Facts({}), ledger, RunResult("here", "any"))
     with pytest.raises(StateFailed, match="could not let go"):
-        engine._perform(progress, state, run("false", why="let go"))
-    assert progress.outcome.evidence == seen
+        runner._perform(progress, state, run("false", why="let go"))
+    assert progress.result.evidence == seen
     assert [fields for event, fields in log.events if event == "evidence"] == (
         [{"state": "held", "lines": [seen]}] if seen else []
     )

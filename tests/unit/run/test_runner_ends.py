@@ -46,12 +46,12 @@ class Booting(Host):
 def test_a_command_that_fails_because_the_host_boots_is_begun_again_with_all_before_it() -> None:
     run = Whole(group("a", "", "ready", "cut"), connection=Booting())
     assert run.acted == ["set ready(a)", "set ready(a)", "set cut(a)"]
-    assert (run.outcome.mark, run.outcome.error) == (Status.DONE, None)
+    assert (run.outcome.status, run.outcome.error) == (Status.DONE, None)
 
 
 def test_a_run_that_ends_leaves_a_copy_of_its_journal_and_no_ledger() -> None:
     run = Whole(group("a", "", "ready"))
-    assert (run.outcome.mark, len(run.copies), f"rm -f {paths.LEDGER}" in run.copies[0]) == (Status.DONE, 1, True)
+    assert (run.outcome.status, len(run.copies), f"rm -f {paths.LEDGER}" in run.copies[0]) == (Status.DONE, 1, True)
 
 
 @pytest.mark.parametrize("kept", [{}, {"umask": ConnectionLost("it is gone")}])
@@ -109,11 +109,11 @@ class Crashing(Named):
 def test_an_undo_that_waits_for_what_was_given_up_ends_at_once_with_the_reason_and_the_last_lines(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("lodger.run.runner._RESTART", 5.0)
+    monkeypatch.setattr("lodger.run.undo._RESTART", 5.0)
     run = Whole([Step(Crashing("joined(a)"))], connection=Failing("h", []))
     assert run.error is not None
     assert run.error.cause.startswith("it is not ready again: the unit failed; the run had failed with: h: joined(a): ")
-    assert (run.outcome.mark, run.outcome.exit_code) == (Status.UNDO_FAILED, 4)
+    assert (run.outcome.status, run.outcome.exit_code) == (Status.UNDO_FAILED, 4)
     assert run.outcome.evidence == "ValueError: bad option"
 
 
@@ -128,11 +128,11 @@ def test_an_undo_that_fails_and_shows_nothing_leaves_what_was_seen_of_the_first_
             del read
             return ""
 
-    monkeypatch.setattr("lodger.run.runner._RESTART", 5.0)
+    monkeypatch.setattr("lodger.run.undo._RESTART", 5.0)
     last = Crashing("joined(a)")
     monkeypatch.setattr(last, "undone", lambda *_: "")
     run = Whole([Step(Mute("ready(a)")), Step(last)], connection=Failing("h", []))
-    assert (run.outcome.mark, run.outcome.evidence) == (Status.UNDO_FAILED, "ValueError: bad option")
+    assert (run.outcome.status, run.outcome.evidence) == (Status.UNDO_FAILED, "ValueError: bad option")
 
 
 def test_a_run_that_began_nothing_leaves_nothing() -> None:
@@ -148,7 +148,7 @@ def test_a_run_that_began_nothing_leaves_nothing() -> None:
 
 def test_two_hosts_that_take_turns_in_two_pools_the_other_way_round_both_come_to_an_end() -> None:
     """Each gives its turn back after a group, whatever became of the group's last state."""
-    gates, both_inside = PoolQueue(), threading.Barrier(2, timeout=5)
+    queue, both_inside = PoolQueue(), threading.Barrier(2, timeout=5)
     failed: list[BaseException] = []
 
     def steps(first: str, second: str) -> list[Step]:
@@ -158,10 +158,10 @@ def test_two_hosts_that_take_turns_in_two_pools_the_other_way_round_both_come_to
                 return super().act(read)
 
         found = [*group("a", first, "ready", "joined"), *group("b", second, "ready", "joined")]
-        return [Step(Meets("ready(a)"), item="a", turns=(first,), line=1), *found[1:]]
+        return [Step(Meets("ready(a)"), item="a", pools=(first,), line=1), *found[1:]]
 
     def go(host: str, first: str, second: str) -> None:
-        walk = Walk(steps(first, second), ["joined(a)", "joined(b)"], gates=gates, host=host)
+        walk = Walk(steps(first, second), ["joined(a)", "joined(b)"], queue=queue, host=host)
         end = threading.Timer(5, lambda: setattr(walk.connection, "cancelled", lambda: True))
         end.start()
         try:

@@ -72,7 +72,7 @@ def test_a_turn_is_kept_from_the_first_state_that_does_something_to_the_last_of_
     holds: list[str], told: list[str]
 ) -> None:
     walk = Walk(group("a", "p", "ready", "joined"), holds)
-    walk.engine.turns = turns = Told()
+    walk.session.pool_lock = turns = Told()
     walk.go()
     assert turns.told == told
 
@@ -86,7 +86,7 @@ def test_what_was_waited_for_is_read_again_before_anything_is_done() -> None:
             super().take(pools, waiting)
             walk.connection.holds.add(JOINED)
 
-    walk.engine.turns = Meanwhile()
+    walk.session.pool_lock = Meanwhile()
     walk.go()
     assert "set joined(a)" not in walk.connection.ran
 
@@ -99,7 +99,7 @@ def test_a_run_whose_turn_was_taken_stops_before_its_next_command() -> None:
             if "set drained(a)" in walk.connection.ran:
                 raise StateFailed("the turn in pool p was taken by somebody else")
 
-    walk.engine.turns = Taken()
+    walk.session.pool_lock = Taken()
     with pytest.raises(StateFailed, match="was taken by somebody else"):
         walk.go()
     assert [script for script in walk.connection.ran if script.startswith("set ")] == ["set drained(a)"]
@@ -116,7 +116,7 @@ def test_what_a_run_did_whose_turn_was_taken_is_undone() -> None:
     assert run.acted == ["set ready(before)", "unset ready(before)"]
     assert run.outcome.error is not None
     assert run.outcome.error.what == "the turn in pool p was taken by somebody else"
-    assert (run.outcome.mark, turns.told[-1]) == (Status.FAILED, "give back")
+    assert (run.outcome.status, turns.told[-1]) == (Status.FAILED, "give back")
 
 
 @pytest.mark.parametrize("resumed", [False, True])

@@ -5,10 +5,11 @@ from dataclasses import replace
 from typing import Any
 
 from lodger.host import facts
-from lodger.host.command import Command, Transport
+from lodger.host.command import Command
 from lodger.host.facts.base import Fact, Facts
 from lodger.host.ownership import Owner
 from lodger.release.manifest import manifest_text
+from lodger.release.service import File
 from lodger.states.base import Action, Blocker, Check, NoUndo
 from lodger.states.gpus_free import GpusFree
 from lodger.states.host_fit import HostFit
@@ -16,13 +17,14 @@ from lodger.states.image_present import ImagePresent
 from lodger.states.neighbour_replaced import NeighbourReplaced
 from lodger.states.neighbour_restored import NeighbourRestored
 from lodger.states.neighbour_status import NeighbourStatus
-from lodger.states.release_staged import Content, ReleaseStaged
+from lodger.states.release_staged import ReleaseStaged
 from lodger.states.service_gone import ServiceGone
 from lodger.states.service_installed import ServiceInstalled
 from lodger.states.service_ready import ServiceReady
 from lodger.states.smoke_passed import SmokePassed
 from tests.unit.readings import (
     HOST,
+    SMOKE,
     base,
     container,
     deployed,
@@ -98,7 +100,7 @@ def fit(**values: Any) -> Facts:
 REFERENCE = "registry/sglang@sha256:1"
 IMAGE = ImagePresent(REFERENCE, room=40 * 2**30)
 
-FILES = {"worker-a/compose.yml": Content("x: 1\n"), f"units/{A.unit}": Content("[Unit]\n")}
+FILES = (File("worker-a/compose.yml", "x: 1\n"), File(f"units/{A.unit}", "[Unit]\n"))
 MANIFEST = manifest_text("ab12", HOST, "r1", [A], {})
 STAGED = ReleaseStaged("ab12", FILES, MANIFEST)
 
@@ -140,8 +142,4 @@ READY = ServiceReady(A, HOST)
 GONE = ServiceGone(OLD, HOST)
 
 
-def no_smoke(transport: Transport, address: str, port: int, progress: Any) -> str:
-    return f"asked {address}:{port}"
-
-
-SMOKED = SmokePassed(A, HOST, no_smoke)
+SMOKED = SmokePassed(A, HOST, SMOKE)

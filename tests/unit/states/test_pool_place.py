@@ -100,13 +100,13 @@ def test_without_a_router_the_pools_only_worker_says_so_too() -> None:
     lonely = PoolPlace(OWN)
     state = WorkerDrained(NEW, HOST, lonely)
     said = "worker-a is stopped; nobody else serves the pool: there will be no answers until it is ready again (a start may take 900 s)"
-    assert (state.missing(seen({}, place=lonely)), state.remark(seen({}, place=lonely))) == ("", said)
-    assert state.remark(seen({}, runs=NEW, place=lonely)) == "", "it is not stopped"
-    assert state.remark(seen({}, runs=None, place=lonely)) == "", "it answers nothing now"
+    assert (state.missing(seen({}, place=lonely)), state.remarks(seen({}, place=lonely))) == ("", [said])
+    assert state.remarks(seen({}, runs=NEW, place=lonely)) == [], "it is not stopped"
+    assert state.remarks(seen({}, runs=None, place=lonely)) == [], "it answers nothing now"
     beside = replace(lonely, mates=PLACE.mates)
-    assert WorkerDrained(NEW, HOST, beside).remark(seen({}, place=beside)) == ""
-    assert DRAINED.remark(seen(IN)) == "", "the state says it"
-    assert WorkerDrained(NEW, HOST, PoolPlace()).remark(seen({}, place=PoolPlace())) == "", "it is in no pool"
+    assert WorkerDrained(NEW, HOST, beside).remarks(seen({}, place=beside)) == []
+    assert DRAINED.remarks(seen(IN)) == [], "the state says it"
+    assert WorkerDrained(NEW, HOST, PoolPlace()).remarks(seen({}, place=PoolPlace())) == [], "it is in no pool"
 
 
 @pytest.mark.parametrize("state", [DRAINED, JOINED])

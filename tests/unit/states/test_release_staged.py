@@ -70,7 +70,7 @@ def test_a_release_is_uploaded_beside_checked_there_and_then_put_in_place() -> N
 
 
 def test_the_archive_of_the_same_files_is_the_same_bytes() -> None:
-    assert archive(FILES) == archive(dict(reversed(FILES.items())))
+    assert archive(FILES) == archive(reversed(FILES))
 
 
 def test_only_a_release_that_this_run_staged_is_removed_again() -> None:

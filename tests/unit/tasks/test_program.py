@@ -21,8 +21,10 @@ from lodger.checkout import CODE
 from lodger.errors import LodgerError, Refused, StateFailed, UndoFailed, UsageError
 from lodger.inventory import Fleet
 from lodger.run.footprint import FootprintChange
+from lodger.run.hosts import side_by_side, stop
 from lodger.run.outcome import RunResult, StateResult, Status
-from lodger.tasks import program
+from lodger.tasks.options import chosen
+from lodger.tasks.output import finish, summary
 
 ROOT = CODE
 
@@ -152,13 +154,13 @@ def test_affinity_asks_the_routers_that_clients_use_and_refuses_a_host_without_o
     ],
 )
 def test_hosts_are_chosen_by_name_each_once(fleet: Fleet, host: str, names: list[str]) -> None:
-    assert [one.name for one in program.chosen(fleet, host)] == names
+    assert [one.name for one in chosen(fleet, host)] == names
 
 
 @pytest.mark.parametrize("host", [None, "", ",", " , ", "node9", "node1,node9", "node", "NODE1", "all,node1"])
 def test_anything_else_is_bad_usage_and_lists_the_hosts(fleet: Fleet, host: str | None) -> None:
     with pytest.raises(UsageError) as caught:
-        program.chosen(fleet, host)
+        chosen(fleet, host)
     assert "node1, node2" in caught.value.hint
 
 
@@ -169,14 +171,14 @@ def test_hosts_run_side_by_side_and_answer_in_order(fleet: Fleet) -> None:
         together.wait()
         return host.name
 
-    assert program.side_by_side(program.chosen(fleet, "node2,node1"), act) == ["node2", "node1"]
+    assert side_by_side(chosen(fleet, "node2,node1"), act) == ["node2", "node1"]
 
 
 @pytest.fixture
 def nobody_stopped() -> Iterator[None]:
-    program.stop.clear()
+    stop.clear()
     yield
-    program.stop.clear()
+    stop.clear()
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -188,9 +190,9 @@ def test_a_signal_asks_every_host_to_stop_and_is_handled_as_before_afterwards(
     def act(host: inventory.Host) -> bool:
         if host.name == "node1":
             os.kill(os.getpid(), number)
-        return program.stop.wait(10)
+        return stop.wait(10)
 
-    assert program.side_by_side(program.chosen(fleet, "all"), act) == [True, True]
+    assert side_by_side(chosen(fleet, "all"), act) == [True, True]
     assert signal.getsignal(number) is before
     assert "stopping: what was begun is undone first" in capsys.readouterr().err
 
@@ -200,7 +202,7 @@ def test_a_second_signal_says_that_the_next_one_is_meant(
 ) -> None:
     def act(host: inventory.Host) -> object:
         os.kill(os.getpid(), signal.SIGINT)
-        assert program.stop.wait(10)
+        assert stop.wait(10)
         time.sleep(0.5)  # nobody presses a key again before the main thread waits anew, where a signal wakes it
         os.kill(os.getpid(), signal.SIGINT)
         end = time.monotonic() + 10
@@ -208,7 +210,7 @@ def test_a_second_signal_says_that_the_next_one_is_meant(
             time.sleep(0.01)
         return signal.getsignal(signal.SIGINT)
 
-    assert program.side_by_side(program.chosen(fleet, "node1"), act) == [signal.SIG_DFL]
+    assert side_by_side(chosen(fleet, "node1"), act) == [signal.SIG_DFL]
     first, second = capsys.readouterr().err.strip().splitlines()[::2]
     assert "twice more" in first
     assert second == "once more to leave at once"
@@ -243,10 +245,10 @@ LOSS = FootprintChange("unit", "cron.service", "active -> gone", loss=True)
 )
 def test_a_run_ends_with_the_worst_of_its_hosts(outcomes: list[RunResult], code: int) -> None:
     if code == 0:
-        program.finish(outcomes, as_json_array=False)
+        finish(outcomes, as_json_array=False)
         return
     with pytest.raises(Exit) as caught:
-        program.finish(outcomes, as_json_array=False)
+        finish(outcomes, as_json_array=False)
     assert caught.value.code == code
 
 
@@ -260,7 +262,7 @@ def test_json_is_one_object_a_host_and_alone_on_standard_output(capsys: pytest.C
     )
     failed.losses.append(LOSS)
     with pytest.raises(Exit):
-        program.finish([done, failed], as_json_array=True)
+        finish([done, failed], as_json_array=True)
     said = capsys.readouterr()
     first, second = json.loads(said.out)
     assert first == {
@@ -307,19 +309,19 @@ def test_json_is_one_object_a_host_and_alone_on_standard_output(capsys: pytest.C
     ],
 )
 def test_a_host_is_summed_up_in_one_line(made: RunResult, line: str) -> None:
-    assert program.summary(made) == line
+    assert summary(made) == line
 
 
 def test_what_was_lost_is_told_even_where_there_was_nothing_to_do(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(Exit) as caught:
-        program.finish([outcome(Status.SATISFIED, losses=[LOSS])], as_json_array=False)
+        finish([outcome(Status.SATISFIED, losses=[LOSS])], as_json_array=False)
     assert caught.value.code == 1
     assert "node1  foreign, lost or changed: unit cron.service: active -> gone" in capsys.readouterr().err
 
 
 def test_what_colleagues_did_meanwhile_is_told_apart(capsys: pytest.CaptureFixture[str]) -> None:
     news = [FootprintChange("container", "notebook-2", "new: running", loss=False)]
-    program.finish([outcome(Status.DONE, news=news)], as_json_array=False)
+    finish([outcome(Status.DONE, news=news)], as_json_array=False)
     assert "node1  meanwhile, not by us: container notebook-2: new: running" in capsys.readouterr().err
 
 

@@ -18,9 +18,8 @@ from lodger import inventory
 from lodger.checkout import ROOT
 from lodger.errors import Refused
 from lodger.host.command import Command, Result
-from lodger.run.session import _NoLog
 from lodger.weights import host, plan, progress
-from lodger.weights.fetch import Fetch, FetchOptions
+from lodger.weights.ask_hubs import HubQuestions
 from lodger.weights.hub import Hash, HubError, Listed, Listing
 from lodger.weights.plan import FetchPlan, Planned, Source
 from tests.unit.weights.support_weights import COMMIT, OTHER, REPO, SHA, SHA1, a_plan, listing
@@ -148,7 +147,7 @@ def test_a_hub_that_is_away_costs_neither_the_fetch_that_was_begun_nor_long_wait
         urls["huggingface"] = f"http://127.0.0.1:{huggingface}/huggingface"
         one = fleet.model_copy(update={"weights": fleet.weights.model_copy(update={"endpoints": urls})})
         screen = progress.Screen(bars=False)
-        return Fetch(one, node1, connection, _NoLog(), screen, FetchOptions(), None)._from_hubs(model)
+        return HubQuestions(one, node1, connection, screen).plan(model)
 
     monkeypatch.setattr(host, "HOME", str(tmp_path))
     before = plan_with(living.server_address[1], Local())

@@ -1,0 +1,73 @@
+"""Every state that a runbook can name. A state registers itself; nothing else names it.
+
+    @state("image_present", each="image")
+    class ImagePresent(State):
+        @classmethod
+        def of(cls, target: Target, item: str) -> ImagePresent: ...
+
+Modules of this package are found by looking: a new file is all that a new state needs.
+"""
+
+from __future__ import annotations
+
+import pkgutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
+from typing import Any, Protocol, TypeVar
+
+import lodger.states
+from lodger.states.base import State
+from lodger.states.target import Target
+
+
+class Wired(Protocol):
+    """A state class that can make itself from a target, for one item of what its block is repeated for."""
+
+    @classmethod
+    def of(cls, target: Target, item: Any) -> State:
+        """Return the state for ``item``."""
+        ...
+
+
+@dataclass(frozen=True)
+class Registered:
+    """A state as runbooks name it.
+
+    ``each`` is what a block with it is repeated for, "" for once a host. ``needs_running``: it asks a worker to run, or stops
+    it because it does, so that it is not asked of one that is paused. ``brings_back``: its item serves once it is done;
+    ``undo_brings_back``: its item serves again once it is undone.
+    """
+
+    name: str
+    each: str
+    make: Callable[[Target, Any], State]
+    needs_running: bool = False
+    brings_back: bool = False
+    undo_brings_back: bool = False
+
+
+_FOUND: dict[str, Registered] = {}
+W = TypeVar("W", bound=type[Wired])
+
+
+def state(
+    name: str, *, each: str = "", needs_running: bool = False, brings_back: bool = False, undo_brings_back: bool = False
+) -> Callable[[W], W]:
+    """Register a class as the state ``name``; see Registered."""
+
+    def register(cls: W) -> W:
+        assert name not in _FOUND, f"two states are called {name}"  # noqa: S101  a mistake of the programmer
+        _FOUND[name] = Registered(name, each, cls.of, needs_running, brings_back, undo_brings_back)
+        return cls
+
+    return register
+
+
+@cache
+def states() -> Mapping[str, Registered]:
+    """Return every state by its name in runbooks."""
+    for module in pkgutil.iter_modules(lodger.states.__path__):
+        import_module(f"{lodger.states.__name__}.{module.name}")
+    return _FOUND
