@@ -13,7 +13,7 @@ from lodger import checkout
 from lodger.checkout import CODE as ROOT
 from lodger.errors import LodgerError
 from lodger.host import facts
-from lodger.host.ssh import resolve
+from lodger.host.ssh_open import resolve
 from lodger.inventory import Fleet, Host
 from lodger.plans import runbook
 from lodger.plans.deploy import Deploy

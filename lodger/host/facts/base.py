@@ -14,7 +14,8 @@ from lodger.host.command import Command, quote
 T = TypeVar("T")
 
 _MARK = "@@lodger-fact"
-_MEMORY = ("/run", "/dev/shm")  # where files are in memory; the first that takes one has the lanes' files
+# Where files are in memory: the first of them that takes a folder, on the host, has the lanes' files.
+_MEMORY = ("/run", "/dev/shm")  # noqa: S108  the folder has a random name, and nobody else may look into it
 _LANES = "3456789"  # the numbers that sh has for files: one for each lane in which facts are read side by side
 _WORTH = 20  # ms that reading side by side has to save before it is worth its own
 

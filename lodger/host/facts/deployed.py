@@ -47,9 +47,9 @@ def files_snippet(selection: str) -> str:
     """
     return (
         f"find {selection} -type f -printf '%m %u %p\\n' 2>/dev/null | sort -k 3 | LC_ALL=C awk '{_BASE64}\n"
-        '    { path = substr($0, length($1 $2) + 3); print $1, $2, base64(path), path }\' |\n'
-        'while IFS= read -r line; do\n'
-        '    path=${line#* * * }\n'
+        "    { path = substr($0, length($1 $2) + 3); print $1, $2, base64(path), path }' |\n"
+        "while IFS= read -r line; do\n"
+        "    path=${line#* * * }\n"
         '    printf \'%s \' "${line%" $path"}"\n'
         '    base64 -w0 < "$path"\n    echo\n'
         "done"

@@ -58,7 +58,8 @@ root={{{{.DockerRootDir}}}}' 2>/dev/null || printf 'server=\\nroot=\\n' ;;
 esac
 compose() {{
     command -v docker >/dev/null && direct || return
-    for at in "${{DOCKER_CONFIG:-$HOME/.docker}}" /usr/local/lib/docker /usr/local/libexec/docker /usr/lib/docker /usr/libexec/docker; do
+    for at in "${{DOCKER_CONFIG:-$HOME/.docker}}" /usr/local/lib/docker /usr/local/libexec/docker /usr/lib/docker \\
+        /usr/libexec/docker; do
         [ ! -x "$at/cli-plugins/docker-compose" ] || {{ "$at/cli-plugins/docker-compose" version --short; return; }}
     done
 }}

@@ -143,7 +143,7 @@ def _programs(text: str) -> dict[str, Program]:
 # failure to read.
 PROGRAMS = Fact(
     "programs",
-    r'''command -v supervisorctl >/dev/null || exit 0
+    r"""command -v supervisorctl >/dev/null || exit 0
 ask() {
     prefix=$(command -v supervisorctl) && prefix=${prefix%/*} && prefix=${prefix%/*}
     for file in "$prefix/etc/supervisord.conf" "$prefix/supervisord.conf" supervisord.conf etc/supervisord.conf \
@@ -170,7 +170,7 @@ ask() {
         /^<\/methodResponse>/ { ended = 1 }
         END { if (!ended || odd) exit 1; printf "%s", lines }'
 }
-ask 2>/dev/null || supervisorctl status || [ $? = 3 ] || true''',
+ask 2>/dev/null || supervisorctl status || [ $? = 3 ] || true""",
     _programs,
     takes=15,
 )
@@ -254,7 +254,7 @@ def _processes(text: str) -> dict[int, Process]:
 # without NUL, and grep makes of each argument two records, the file's name and the argument.
 PROCESSES = Fact(
     "processes",
-    r'''open=$(find /proc/[0-9]*/fd -lname '/dev/nvidia*' -printf '%p %l\n' 2>/dev/null |
+    r"""open=$(find /proc/[0-9]*/fd -lname '/dev/nvidia*' -printf '%p %l\n' 2>/dev/null |
     sed 's|^/proc/\([0-9]*\)/fd/[0-9]*|\1|')
 pids=$({ printf '%s\n' "$open" | cut -d' ' -f1; ss -Hltunp | grep -o 'pid=[0-9]*' | cut -d= -f2; } | sort -un)
 [ -n "$pids" ] || exit 0
@@ -262,7 +262,8 @@ there=$(for pid in $pids; do [ ! -r "/proc/$pid/status" ] || echo "/proc/$pid"; 
 {
     printf '%s\n' "$open" | sed 's/^/device /'
     stat -c 'user %n %U' $there 2>/dev/null
-    LC_ALL=C grep -aHzZ '' $(for each in $there; do echo "$each/cmdline"; done) 2>/dev/null | tr '\0\n' '\n ' | sed 's/^/argument /'
+    LC_ALL=C grep -aHzZ '' $(for each in $there; do echo "$each/cmdline"; done) 2>/dev/null |
+        tr '\0\n' '\n ' | sed 's/^/argument /'
 } | LC_ALL=C awk '
     function parent(pid,    file, line, found) {
         if (pid in above) return above[pid]
@@ -284,7 +285,7 @@ there=$(for pid in $pids; do [ ! -r "/proc/$pid/status" ] || echo "/proc/$pid"; 
             print "@pid " pid "\n" user[pid] "\n" chain "\n" groups "\n" devices[pid] "\n" command[pid]
         }
     }'
-''',
+""",
     _processes,
     takes=25,
 )
