@@ -12,7 +12,7 @@ from lodger.tasks.options import HOST, HOSTS_DIR, Asked, verb
 
 @verb(HOST, HOSTS_DIR, help={"times": "how often each side is run"})
 def deploy(asked: Asked, times: int = 5) -> None:
-    """Print a deploy with nothing to do beside the floor: a bare paramiko program with the same fact script."""
+    """Print a deploy with nothing to do beside pyinfra, Ansible, Mitogen, ssh and bare paramiko, and what each looks at."""
     from bench import deploy as benchmark
 
     for one in asked.hosts:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import time
 
 from lodger.checks.look import chosen_workers, looking, paused_workers, read, serving, would_look_at
-from lodger.engines.sglang.expectations import expectation, expectations
-from lodger.engines.sglang.smoke_run import learn, run_smoke
+from lodger.engines import engine_of, learn
 from lodger.errors import LodgerError, StateFailed
 from lodger.host.ssh import Ssh
 from lodger.inventory import Fleet, Host
@@ -42,11 +41,13 @@ def smoke(fleet: Fleet, host: Host, only: str | None) -> RunResult:
 
 def smoke_worker(fleet: Fleet, host: Host, name: str, connection: Ssh, terminal: Terminal) -> str:
     """Return one line about the checks of one worker; raise StateFailed for the first that does not pass."""
-    expected = expectation(expectations(fleet, host)[f"worker-{name}"])
-    key = api_keys.of(fleet, expected.pool) if expected.pool in fleet.pools else None
-    at = serving(connection, host, f"worker-{name}")
-    passed = run_smoke(connection, at, expected, key.secret if key else None, lambda text: terminal.progress(host.name, text))
-    return passed.line(learn(fleet, host, host.workers[name], passed))
+    worker = host.workers[name]
+    engine, key = engine_of(fleet, worker.pool), api_keys.of(fleet, worker.pool)
+    ask = engine.smoke(engine.expectation(fleet, host, worker))
+    with connection.forward(*serving(connection, host, f"worker-{name}")) as local:
+        secret = key.secret if key else None
+        figures = ask(f"http://127.0.0.1:{local}", secret, lambda text: terminal.progress(host.name, text))
+    return f"{figures}{learn(fleet, host, worker, figures)}; it says: {figures.reply[:200]}"
 
 
 def workers_of(fleet: Fleet, host: Host, only: str | None) -> RunResult:

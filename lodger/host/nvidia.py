@@ -22,7 +22,7 @@ _CAPABILITIES = (
     (r"RTX 50\d\d|RTX PRO \d000", 12.0),
 )
 NATIVE_FP8 = 8.9
-"""First compute capability with FP8 units; from 8.0 on, SGLang's Marlin kernels read FP8 weights all the same."""
+"""First compute capability with FP8 units."""
 
 
 def cuda_of_driver(version: str) -> str:

@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import Any
 
 from lodger import checkout
-from lodger.engines.sglang.expectations import expectations
+from lodger.engines import expectations
 from lodger.errors import Refused
 from lodger.host import facts, paths
 from lodger.host.facts.base import Fact, Facts

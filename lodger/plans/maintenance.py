@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from lodger.engines.sglang.expectations import expectations
+from lodger.engines import expectations
 from lodger.errors import Refused
 from lodger.host import facts
 from lodger.host.facts.base import Fact, Facts

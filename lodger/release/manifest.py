@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from typing import Any
 
 from lodger.host import facts, paths
@@ -19,7 +18,7 @@ def manifest_text(release: str, host: str, revision: str, services: Sequence[Ser
         "release": release,
         "host": host,
         "revision": revision,
-        "services": [asdict(service) for service in services],
+        "services": [service.manifest() for service in services],
         "smoke": dict(smoke),
     }
     return json.dumps(data, indent=1, sort_keys=True) + "\n"

@@ -6,15 +6,14 @@ inventory accepts can mean more to Compose or systemd than the text it is.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
-from itertools import pairwise
 from types import MappingProxyType
 from typing import Literal
 
+from lodger.engines import engine_in
 from lodger.errors import InventoryError
 from lodger.host import paths
-from lodger.inventory import Fleet, Host, Image, Router, Worker
+from lodger.inventory import Fleet, Host, Router, Worker
 from lodger.release import api_keys
 from lodger.release.api_keys import ApiKey
 from lodger.release.quoting import TEMPLATES, compose_value, environment, unit_text
@@ -78,11 +77,6 @@ def _worker(fleet: Fleet, host: Host, worker: Worker) -> RenderedService:
     draft_model = fleet.models[engine.draft.model] if engine.draft and engine.draft.model else None
     image = fleet.images[pool.image]
     gpus = " ".join(map(str, worker.gpus))
-    path = f"/models/{model.directory}"
-    # Some other tokenizer can only come with a further option; of two, the engine takes the last.
-    words = [word for argument in engine.extra_args for word in argument.split("=", 1)]
-    tokenizer = next((value for name, value in reversed([*pairwise(words)]) if name == "--tokenizer-path"), path)
-    version = engine_version(image)
     return _service(
         "worker",
         f"worker-{worker.name}",
@@ -104,25 +98,11 @@ def _worker(fleet: Fleet, host: Host, worker: Worker) -> RenderedService:
         },
         key=api_keys.of(fleet, pool.name),
         pool=pool.name,
+        engine=engine_in(image).name,
         listen=worker.listen,
         address=reached(host),
-        identity={
-            "served_model_name": model.served_name or pool.model,
-            "model_path": path,
-            "weight_version": model.revision or "default",
-            "tokenizer_path": tokenizer,
-            "context_length": str(engine.context_length),
-            "reasoning_parser": engine.reasoning_parser or "null",
-            "tool_call_parser": engine.tool_call_parser or "null",
-            **({"version": version} if version else {}),
-        },
+        identity=engine_in(image).identity(fleet, worker),
     )
-
-
-def engine_version(image: Image) -> str:
-    """Return the engine's version as it tells it itself, by its image's tag (``v0.5.19-cu129``), "" for a tag without one."""
-    found = re.match(r"v?(\d+(\.\d+)+(\.?(post|dev|rc)\d+)?)(-|$)", image.tag)
-    return found[1] if found else ""
 
 
 def _router(fleet: Fleet, host: Host, router: Router, name: str = "router") -> RenderedService:
@@ -150,6 +130,7 @@ def _router(fleet: Fleet, host: Host, router: Router, name: str = "router") -> R
         changing={"worker_urls": ()},
         key=api_keys.of(fleet, pool.name),
         pool=pool.name,
+        engine=engine_in(image).name,
         listen=router.listen,
         address=reached(host),
         identity={},
@@ -174,6 +155,7 @@ def _service(
     listen: str,
     identity: Mapping[str, str],
     address: str,
+    engine: str,
     changing: Mapping[str, object] = MappingProxyType({}),
     more: tuple[File, ...] = (),
 ) -> RenderedService:
@@ -196,10 +178,10 @@ def _service(
             stop_timeout_s=stop_timeout_s + _SLACK_S,
         ),
     )
-    compose = environment(compose_value).get_template(f"{kind}.compose.yml.j2")
+    compose = environment(compose_value).get_template(f"{engine}/{kind}.compose.yml.j2")
 
     context = {"name": full_name, "service": name, "key": key, "services": paths.SERVICES, "keys": paths.KEYS} | context
-    starter = (File(f"{name}/starter.py", (TEMPLATES / "starter.py").read_text(encoding="utf-8")),) if key else ()
+    starter = (File(f"{name}/starter.py", (TEMPLATES / engine / "starter.py").read_text(encoding="utf-8")),) if key else ()
 
     def files(config: str, **other: object) -> tuple[File, ...]:
         return File(compose_path, compose.render({**context, **other}, config=config)), unit_file, *starter
@@ -223,4 +205,5 @@ def _service(
         identity=identity,
         address=address,
         key=key.mark if key else "",
+        engine=engine,
     )

@@ -5,9 +5,10 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
+from lodger.engines import DEFAULT, named
 from lodger.host import paths
 
 
@@ -28,7 +29,7 @@ class RenderedService:
     host, ``gpus`` the GPUs it has to itself. ``config_hash`` covers the service's own files without the label that
     carries it. The time-outs are for its slowest start and its longest stop, in seconds. ``listen`` is the address of
     ``port``, ``address`` that at which other hosts reach this one; ``identity`` is what a worker of its pool tells of itself,
-    by the names of /server_info; ``key`` is the mark of the key that it asks for, "" for none.
+    by its engine's names; ``key`` is the mark of the key that it asks for, "" for none; ``engine`` is the engine's name.
     """
 
     name: str
@@ -47,6 +48,7 @@ class RenderedService:
     identity: Mapping[str, str]
     address: str
     key: str
+    engine: str
 
     @property
     def service(self) -> Service:
@@ -67,6 +69,7 @@ class RenderedService:
             identity=self.identity,
             address=self.address,
             key=self.key,
+            engine=self.engine,
         )
 
 
@@ -105,7 +108,7 @@ class Service:
 
     ``config`` is the hash of its own files, ``gpus`` the numbers it uses, ``stop`` and ``start`` its longest (s). ``pool``
     it serves in, ``listen`` the address of its port, ``address`` that at which other hosts reach this one, ``identity`` what
-    it serves by the names of /server_info, ``key`` the mark of the key that it asks for.
+    it serves by its engine's names, ``key`` the mark of the key that it asks for, ``engine`` the engine's name.
     """
 
     name: str
@@ -123,6 +126,7 @@ class Service:
     identity: Mapping[str, str] = field(default_factory=dict)
     address: str = ""
     key: str = ""
+    engine: str = DEFAULT.name
 
     @property
     def key_file(self) -> str:
@@ -132,4 +136,10 @@ class Service:
     @staticmethod
     def load(data: Mapping[str, Any]) -> Service:
         """Return the service that a manifest describes; raise TypeError or KeyError when it describes none."""
-        return Service(**{**data, "gpus": tuple(data["gpus"])})
+        service = Service(**{**data, "gpus": tuple(data["gpus"])})
+        named(service.engine)
+        return service
+
+    def manifest(self) -> dict[str, Any]:
+        """Return what a manifest says of it; not the engine of before, which an earlier Lodger could not read."""
+        return {name: value for name, value in asdict(self).items() if (name, value) != ("engine", DEFAULT.name)}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from lodger.engines import engine_in
 from lodger.host import facts
 from lodger.host.facts.base import Fact, Facts
 from lodger.host.nvidia import cuda_of_driver, version_key
@@ -32,7 +33,7 @@ class HostFit(State):
         del item
         images = [target.fleet.images[target.fleet.pools[worker.pool].image] for worker in target.host.workers.values()]
         gpus = target.host.gpus
-        cuda = max((image.cuda or "" for image in images), default="")
+        cuda = max((engine_in(image).cuda(image) for image in images), key=version_key, default="")
         return cls(driver=target.host.driver, gpu_count=gpus.count, gpu_memory=gpus.memory_mib, cuda=cuda)
 
     def missing(self, read: Facts) -> str:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+from lodger.engines import named
 from lodger.host import facts, paths
 from lodger.host.command import Command, quote
 from lodger.host.facts.base import Facts
 from lodger.states.base import Blocker, NoUndo, State
 from lodger.states.registry import state
 from lodger.states.target import Target
-
-ENGINE_IMAGE_ROOM = 40 * 2**30  # bytes: 17.3 GiB compressed is kept while about twice that is unpacked
 
 
 @state("image_present", each="image")
@@ -29,8 +28,8 @@ class ImagePresent(State):
     @classmethod
     def of(cls, target: Target, item: str) -> ImagePresent:
         """Return the state for ``item``."""
-        engine = any(one.kind == "worker" and one.image == item for one in target.release.services.values())
-        return cls(item, room=ENGINE_IMAGE_ROOM if engine else 0)
+        engines = [one.engine for one in target.release.services.values() if one.kind == "worker" and one.image == item]
+        return cls(item, room=max((named(engine).image_room for engine in engines), default=0))
 
     def missing(self, read: Facts) -> str:
         """Return that the image is not on the host."""

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from lodger.engines.sglang import router_api
-from lodger.engines.sglang.router_api import OtherKey, RouterEntry
+from lodger.engines.pool import OtherKey, RouterEntry
 from lodger.host.command import Command
 from lodger.host.facts.base import Fact, Facts
 from lodger.release.service import Service
@@ -27,8 +26,8 @@ class PoolComplete(State):
         self.name = "pool_complete"
         self._roll = roll
         self._names = {member.url: member.name for member in roll.members}
-        self._rotation = router_api.rotation_fact([roll.router], roll.keyring.header)
-        self._identities = router_api.identities_fact(list(self._names), roll.keyring.header)
+        self._rotation = roll.api.rotation_fact([roll.router], roll.keyring.header)
+        self._identities = roll.api.identities_fact(list(self._names), roll.keyring.header)
         self.facts: tuple[Fact[Any], ...] = (self._rotation, self._identities, *roll.keyring.facts)
         self.deadline = 60.0
 
@@ -72,8 +71,8 @@ class PoolComplete(State):
         strangers, absent = self._differs(read)
         router, key = self._roll.router, self._roll.keyring.header
         return [
-            *(router_api.leave(RouterEntry(router, url), key) for url in strangers),
-            *(router_api.join(RouterEntry(router, url), key) for url in absent),
+            *(self._roll.api.leave(RouterEntry(router, url), key) for url in strangers),
+            *(self._roll.api.join(RouterEntry(router, url), key) for url in absent),
         ]
 
     def undo(self, before: Facts, now: Facts) -> NoUndo:

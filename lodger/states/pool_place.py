@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from lodger.engines.sglang import router_api
-from lodger.engines.sglang.router_api import Identities, OtherKey, PoolMember, RouterEntry, RouterList
-from lodger.host import facts
+from lodger.engines import DEFAULT, named
+from lodger.engines.pool import Identities, OtherKey, PoolApi, PoolMember, RouterEntry, RouterList
+from lodger.host import facts, paths
 from lodger.host.command import Command
 from lodger.host.facts.base import Fact, Facts
 from lodger.host.facts.keys import held_keys_fact, key_in_use
@@ -37,7 +37,7 @@ class PoolKey:
         """Return what the pool of ``service`` asks for."""
         pool = service.pool
         keyed = bool(service.key) or (pool in fleet.pools and fleet.pools[pool].api_key_file is not None)
-        return cls(router_api.header(pool, keyed), pool, service.key)
+        return cls(paths.key(pool) if keyed else "", pool, service.key)
 
     @property
     def facts(self) -> tuple[Fact[Any], ...]:
@@ -65,7 +65,7 @@ class PoolPlace:
     """Where a worker stands in its pool.
 
     ``seats`` are its places at the pool's routers, ``former`` those of what runs now where it is reached elsewhere, ``mates``
-    the pool's other workers, ``own`` its own URL, ``keyring`` what all of them ask for.
+    the pool's other workers, ``own`` its own URL, ``keyring`` what all of them ask for, ``api`` how they are asked.
     """
 
     own: str = ""
@@ -73,6 +73,7 @@ class PoolPlace:
     mates: tuple[PoolMember, ...] = ()
     keyring: PoolKey = NO_KEY
     former: tuple[RouterEntry, ...] = ()
+    api: PoolApi = DEFAULT.pool
 
     @classmethod
     def of(cls, target: Target, service: Service) -> PoolPlace:
@@ -101,7 +102,7 @@ class PoolPlace:
         now, runs = seats(service), target.present.get(service.name)
         former = tuple(seat for seat in (seats(runs) if runs else ()) if seat not in now)
         own = url(host.name, host, service.listen, service.port)
-        return cls(own, now, tuple(mates), PoolKey.of(fleet, service), former)
+        return cls(own, now, tuple(mates), PoolKey.of(fleet, service), former, named(service.engine).pool)
 
     @property
     def key(self) -> str:
@@ -111,13 +112,13 @@ class PoolPlace:
     @property
     def rotation(self) -> Fact[RouterList]:
         """What its routers list."""
-        return router_api.rotation_fact([seat.router for seat in self.seats], self.key)
+        return self.api.rotation_fact([seat.router for seat in self.seats], self.key)
 
     @property
     def identities(self) -> Fact[Identities]:
         """What it serves, and its mates where a router mixes them."""
         urls = [self.own, *(mate.url for mate in self.mates if self.seats)] if self.own else []
-        return router_api.identities_fact(urls, self.key)
+        return self.api.identities_fact(urls, self.key)
 
     @property
     def facts(self) -> tuple[Fact[Any], ...]:
@@ -146,7 +147,7 @@ class PoolPlace:
         """Return who would not serve the same as ``wanted`` once this command is done, and who asks for another key."""
         found = []
         for mate in self.mates:
-            differs = router_api.differences(read[self.identities].get(mate.url, {}), wanted)
+            differs = self.api.differences(read[self.identities].get(mate.url, {}), wanted)
             if differs and not mate.changing:
                 what = f"{mate.name} does not serve what the rest of its pool is to serve"
                 found.append(
@@ -162,15 +163,15 @@ class PoolPlace:
         others = {url for listed in read[self.rotation].values() for url, healthy in (listed or {}).items() if healthy}
         if others - {seat.worker for seat in (*self.seats, *self.former)} or (self.mates and not self.seats):
             return ""
-        took = read[self.identities].get(self.own, {}).get("scheduler_e2e", "")
-        least = f"its last start took {float(took):.0f} s" if took else f"a start may take {start:.0f} s"
+        took = self.api.start_s(read[self.identities].get(self.own, {}))
+        least = f"its last start took {took:.0f} s" if took is not None else f"a start may take {start:.0f} s"
         return f"; nobody else serves the pool: there will be no answers until it is ready again ({least})"
 
 
 def take_out(place: PoolPlace, seats: Sequence[RouterEntry], serving: facts.Serving, service: Service) -> list[Command]:
     """Return what takes a worker out of its routers' lists, and waits for what it is still answering."""
-    wait = router_api.drained(f"http://{serving.address}:{serving.port}", place.key, int(service.stop))
-    return [*(router_api.leave(seat, place.key) for seat in seats), *([wait] if serving.address else [])]
+    wait = place.api.drained(f"http://{serving.address}:{serving.port}", place.key, int(service.stop))
+    return [*(place.api.leave(seat, place.key) for seat in seats), *([wait] if serving.address else [])]
 
 
 def _member(seen_from: Host, host: Host, worker: Worker, changing: bool) -> PoolMember:
@@ -180,11 +181,12 @@ def _member(seen_from: Host, host: Host, worker: Worker, changing: bool) -> Pool
 
 @dataclass(frozen=True)
 class RouterMembers:
-    """Who is to stand behind one router: its URL on its own host, its workers, and what all of them ask for."""
+    """Who is to stand behind one router: its URL on its own host, its workers, the key they ask for, how they are asked."""
 
     router: str
     members: tuple[PoolMember, ...] = ()
     keyring: PoolKey = NO_KEY
+    api: PoolApi = DEFAULT.pool
 
     @classmethod
     def of(cls, target: Target, router: Service) -> RouterMembers:
@@ -200,4 +202,5 @@ class RouterMembers:
             if service.kind == "worker" and service.pool in {"", pool}:
                 here = url(host.name, host, service.listen, service.port)
                 members.append(PoolMember(f"{service.name} on {host.name}", here, changing=True))
-        return cls(url(host.name, host, router.listen, router.port), tuple(members), PoolKey.of(fleet, router))
+        here = url(host.name, host, router.listen, router.port)
+        return cls(here, tuple(members), PoolKey.of(fleet, router), named(router.engine).pool)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import re
-
+from lodger.engines import named
 from lodger.host import facts, paths
 from lodger.host.command import Command, quote, run
 from lodger.host.facts.base import Facts
@@ -120,51 +119,12 @@ class ServiceState(State):
         return None
 
 
-# Log line -> what it means for a person who waits, in the order of a start (recordings: server/worker.log).
-_PHASES = (
-    (r"The server is fired up", "warmed up, waiting for /health"),
-    (r"Uvicorn running on|Application startup complete", "warming up"),
-    (r"Capture .*CUDA graph begin|Capturing (batches|num tokens)", "capturing CUDA graphs"),
-    (r"Memory pool end|Cache is allocated", "memory pools allocated"),
-    (r"Load weight end", "weights loaded"),
-    (r"Load weight begin|loading shards", "loading weights"),
-    (r"Init torch distributed", "starting the ranks"),
-    (r"server_args=", "starting the engine"),
-)
-_CAUSE = re.compile(
-    r"(nvidia-container-cli: .*|torch\.OutOfMemoryError: .*|\w*(?:Error|Exception|PanicException)\b: .*|error: .*"
-    r"|unsatisfied condition: .*|No module named .*|Address already in use.*|Error response from daemon: .*"
-    r"|Initialization failed.*)"
-)
-
-
-def phase(log: str) -> str:
-    """Return how far a start has come, from its log; "" when the log does not say."""
-    lines = log.splitlines()
-    for line in reversed(lines):
-        for pattern, meaning in _PHASES:
-            if re.search(pattern, line):
-                return meaning
-    return ""
-
-
 def last_lines(log: str) -> str:
     """Return what of ``log`` an operator is shown of a service that failed."""
     return "\n".join(line[:300] for line in log.splitlines()[-15:])
 
 
-def gave_up(unit: Unit | None, log: str) -> str:
+def gave_up(service: Service, unit: Unit | None, log: str) -> str:
     """Return that systemd starts ``unit`` no more, and what ``log`` gives as the reason; "" between two restarts too."""
-    ended, cause = unit.given_up if unit is not None else "", cause_in(log)
+    ended, cause = unit.given_up if unit is not None else "", named(service.engine).log.cause(log)
     return f"{ended}: {cause}" if ended and cause else ended
-
-
-def cause_in(log: str) -> str:
-    """Return the line of ``log`` that says why the service ended, "" when none does."""
-    for line in reversed(log.splitlines()):
-        # What a tool inside said stands at the end of a line that begins with what its caller says of it.
-        inner = line.find("nvidia-container-cli: ")
-        match = _CAUSE.search(line, max(inner, 0))
-        if match:
-            return match[1].strip()[:300]
-    return ""

@@ -73,4 +73,4 @@ class ServiceGone(ServiceState):
     def undo_hopeless(self, before: Facts, now: Facts) -> str:
         """Return that it was started again and has ended for good."""
         del before
-        return gave_up(now[facts.UNITS].get(self.service.unit), now[self._serving].log)
+        return gave_up(self.service, now[facts.UNITS].get(self.service.unit), now[self._serving].log)

@@ -134,4 +134,4 @@ class ServiceInstalled(ServiceState):
 
     def undo_hopeless(self, before: Facts, now: Facts) -> str:
         """Return that what was started again has ended for good."""
-        return gave_up(now[self._unit], now[self._serving].log) if self._was_up(before) else ""
+        return gave_up(self.service, now[self._unit], now[self._serving].log) if self._was_up(before) else ""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from lodger.engines import named
 from lodger.host import facts
 from lodger.host.command import Command, quote, run
 from lodger.host.facts.base import Fact, Facts
@@ -13,7 +14,7 @@ from lodger.host.ownership import Owner
 from lodger.release.service import Service
 from lodger.states.base import Blocker, NoUndo
 from lodger.states.registry import state
-from lodger.states.service_base import UP, ServiceState, cause_in, phase
+from lodger.states.service_base import UP, ServiceState
 from lodger.states.target import Target
 
 
@@ -26,6 +27,7 @@ class ServiceReady(ServiceState):
         """Take the service, its host's name, and the neighbours that are being replaced."""
         super().__init__(service, host)
         self._replaced = frozenset(replaced)
+        self._log = named(service.engine).log
         self.name = f"{service.kind}_ready({service.name.removeprefix(f'{service.kind}-')})"
         # A router has no GPUs whose state would look at its port.
         port = facts.FOOTPRINT if service.kind == "router" else ()
@@ -70,12 +72,12 @@ class ServiceReady(ServiceState):
         if unit is None:
             return ""
         if unit.active == "failed" or unit.restarts > 0 or unit.sub == "auto-restart":
-            return cause_in(read[self._serving].log) or f"{self.service.unit} ended ({unit.result})"
+            return self._log.cause(read[self._serving].log) or f"{self.service.unit} ended ({unit.result})"
         return ""
 
     def progress(self, read: Facts) -> str:
         """Return the phase of the start, from the engine's last log lines."""
-        return phase(read[self._serving].log) or self.missing(read)
+        return self._log.phase(read[self._serving].log) or self.missing(read)
 
     def undo(self, before: Facts, now: Facts) -> list[Command] | NoUndo:
         """Return the stop of the new configuration; the previous one is started by service_installed's undo."""

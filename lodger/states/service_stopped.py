@@ -72,7 +72,7 @@ class ServiceStopped(State):
     def undo_hopeless(self, before: Facts, now: Facts) -> str:
         """Return that it was started again and has ended for good."""
         del before
-        return gave_up(now[self._unit], now[self._serving].log)
+        return gave_up(self._service, now[self._unit], now[self._serving].log)
 
     def evidence(self, read: Facts) -> str:
         """Return the last log lines, where they were read."""

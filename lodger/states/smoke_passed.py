@@ -6,8 +6,8 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from lodger.engines.sglang.expectations import expectation
-from lodger.engines.sglang.smoke_run import SmokeRun, learn, run_smoke
+from lodger.engines import learn, named
+from lodger.engines.smoke import SmokeFigures, key_on_host
 from lodger.host import facts, paths
 from lodger.host.command import Transport
 from lodger.host.facts.base import Facts
@@ -29,7 +29,8 @@ class SmokePassed(State):
         Refused for an expectation that cannot be read.
         """
         self.name = f"smoke_passed({service.name.removeprefix('worker-')})"
-        self._service, self._expected, self._learns = service, expectation(expected), learns
+        self._service, self._learns = service, learns
+        self._ask = named(service.engine).smoke(expected)
         self._serving = facts.serving_fact(service.container, service.unit, host)
         self._record = f"smoked/{service.name}.json"
         self.facts = (facts.DEPLOYED, self._serving)
@@ -59,8 +60,10 @@ class SmokePassed(State):
         serving = read[self._serving]
 
         def look(transport: Transport, progress: Callable[[str], None]) -> str:
-            passed = run_smoke(transport, (serving.address, serving.port), self._expected, self._service.key_file, progress)
-            return passed.line(self._learnt(passed))
+            key = key_on_host(transport, self._service.key_file)
+            with transport.forward(serving.address, serving.port) as local:
+                figures = self._ask(f"http://127.0.0.1:{local}", key, progress)
+            return f"{figures}{self._learnt(figures)}; it says: {figures.reply[:200]}"
 
         note = json.dumps({"container": serving.container, "config": serving.config}) + "\n"
         record = paths.write(f"{paths.VAR}/{self._record}", note, why="record that this container passed")
@@ -69,11 +72,11 @@ class SmokePassed(State):
         address = f"$(docker inspect -f '{form}' {self._service.container})"
         return [Check(f"smoke of {self._service.name} at http://{address}:{self._service.port}", look), record]
 
-    def _learnt(self, passed: SmokeRun) -> str:
+    def _learnt(self, figures: SmokeFigures) -> str:
         if self._learns is None:
             return ""
         worker = self._learns.host.workers[self._service.name.removeprefix("worker-")]
-        return learn(self._learns.fleet, self._learns.host, worker, passed)
+        return learn(self._learns.fleet, self._learns.host, worker, figures)
 
     def evidence(self, read: Facts) -> str:
         """Return the engine's last log lines, where its health is gone."""

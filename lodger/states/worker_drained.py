@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from lodger.engines.sglang import router_api
 from lodger.host import facts
 from lodger.host.command import Command
 from lodger.host.facts.base import Fact, Facts
@@ -46,9 +45,9 @@ class WorkerDrained(ServiceState):
     @classmethod
     def of(cls, target: Target, item: Service) -> WorkerDrained:
         """Return the state for ``item``."""
-        was = target.present.get(item.name)
-        changes = was is not None and bool(router_api.differences(was.identity, item.identity))
-        return cls(item, target.host.name, PoolPlace.of(target, item), changes_pool=changes)
+        was, place = target.present.get(item.name), PoolPlace.of(target, item)
+        changes = was is not None and bool(place.api.differences(was.identity, item.identity))
+        return cls(item, target.host.name, place, changes_pool=changes)
 
     def missing(self, read: Facts) -> str:
         """Return which routers still send it requests, and what its absence means for the pool."""
@@ -83,7 +82,7 @@ class WorkerDrained(ServiceState):
     def undo(self, before: Facts, now: Facts) -> list[Command] | NoUndo:
         """Return what puts it back where it was."""
         gone = [seat for seat in self._place.listed(before) if seat not in self._place.listed(now)]
-        return [router_api.join(seat, self._place.key) for seat in gone] or NoUndo("it was in no rotation")
+        return [self._place.api.join(seat, self._place.key) for seat in gone] or NoUndo("it was in no rotation")
 
     def undone(self, before: Facts, now: Facts) -> str:
         """Return which router does not send it requests as before."""

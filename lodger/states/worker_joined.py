@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from lodger.engines.sglang import router_api
-from lodger.engines.sglang.router_api import RouterEntry
+from lodger.engines.pool import RouterEntry
 from lodger.host import facts
 from lodger.host.command import Command
 from lodger.host.facts.base import Fact, Facts
@@ -56,7 +55,7 @@ class WorkerJoined(ServiceState):
     def blockers(self, read: Facts) -> list[Blocker]:
         """Return what it, or a mate, serves otherwise than the pool: such a one does not join."""
         found = self._place.strangers(read, self.service.identity)
-        own = router_api.differences(read[self._place.identities].get(self._place.own, {}), self.service.identity)
+        own = self._place.api.differences(read[self._place.identities].get(self._place.own, {}), self.service.identity)
         if own and self._runs_this(read):
             what = f"{self.service.name} does not serve what its pool is to serve"
             found.append(
@@ -67,8 +66,8 @@ class WorkerJoined(ServiceState):
     def act(self, read: Facts) -> list[Command]:
         """Return its joining, and that it leaves where it is reached no more."""
         return [
-            *(router_api.leave(seat, self._place.key) for seat in self._former(read)),
-            *(router_api.join(seat, self._place.key) for seat in self._out(read)),
+            *(self._place.api.leave(seat, self._place.key) for seat in self._former(read)),
+            *(self._place.api.join(seat, self._place.key) for seat in self._out(read)),
         ]
 
     def undo(self, before: Facts, now: Facts) -> list[Command] | NoUndo:

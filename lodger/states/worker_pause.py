@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from lodger.engines.sglang import router_api
 from lodger.host import facts, paths
 from lodger.host.command import Command
 from lodger.host.facts.base import Fact, Facts
@@ -66,9 +65,10 @@ class AutoResume:
             neighbours=[(owner.kind, owner.name) for owner in self.neighbours],
             devices=" -o ".join(f"-lname /dev/nvidia{gpu}" for gpu in service.gpus).split(),
             serving=facts.serving_fact(service.container, service.unit, self.host).snippet,
-            own=router_api.describe_script(self.place.own, self.place.key) if self.place.own else "true",
-            mates=[(mate.name, router_api.describe_script(mate.url, self.place.key)) for mate in self.place.mates],
-            joins=[(seat.router, router_api.join(seat, self.place.key).script) for seat in self.place.seats],
+            own=self.place.api.describe_script(self.place.own, self.place.key) if self.place.own else "true",
+            differs=self.place.api.differs_script(),
+            mates=[(mate.name, self.place.api.describe_script(mate.url, self.place.key)) for mate in self.place.mates],
+            joins=[(seat.router, self.place.api.join(seat, self.place.key).script) for seat in self.place.seats],
             forget=pauses.forgotten(places, from_inside=True),
             pause_s=_PAUSE,
             start_s=int(service.start),

@@ -23,10 +23,11 @@ if TYPE_CHECKING:
 
 def refuse_what_breaks(fleet: Fleet, hosts: Sequence[Host]) -> None:
     """Raise InventoryError for what is known to break; tell the rest."""
-    from lodger import lint as rules
+    from lodger import lint as findings
+    from lodger.checks import lint as rules
 
     found = rules.check(fleet, hosts)
-    rules.refuse(found)
+    findings.refuse(found)
     for finding in found:
         print(finding, file=sys.stderr)
 
@@ -61,10 +62,11 @@ def _write_release(fleet: Fleet, host: Host, folder: Path) -> RunResult:
 @verb(HOSTS_DIR, replace(JSON, help="print a JSON array, one object a finding"))
 def lint(asked: Asked) -> None:
     """Name what in the inventory is known to break, by numbered rules; no host is contacted."""
-    from lodger import lint as rules
+    from lodger import lint as findings
+    from lodger.checks import lint as rules
 
     found = rules.check(asked.fleet)
-    grave = len(rules.errors(found))
+    grave = len(findings.errors(found))
     if asked.json:
         print_json([finding.as_json() for finding in found])
     else:
@@ -83,10 +85,11 @@ def lint(asked: Asked) -> None:
 def capacity(asked: Asked, svg: str | None = None, solve: str | None = None, learn: str | None = None) -> None:
     """Show where each GPU's memory goes, how much runs at once, and what to change to get more; no host is contacted."""
     from lodger.capacity import report
+    from lodger.checks import capacity as worked_out
 
     if learn:
-        print(report.learn(asked.fleet, asked.hosts, learn), file=sys.stderr)
-    found = report.of(asked.fleet, asked.hosts, solve)
+        print(worked_out.learn(asked.fleet, asked.hosts, learn), file=sys.stderr)
+    found = worked_out.of(asked.fleet, asked.hosts, solve)
     if svg:
         report.picture(found, Path(svg))
     if asked.json:

@@ -12,7 +12,9 @@ from typing import Any
 
 from lodger.checks.affinity import trials
 from lodger.checks.look import recognise, serving
-from lodger.engines.sglang.client import Client, dig
+from lodger.engines import Engine, engine_of
+from lodger.engines.client import Client
+from lodger.engines.log import LogLines
 from lodger.errors import Refused, StateFailed, UsageError
 from lodger.host import facts, paths
 from lodger.host.command import Command, Transport, quote, run
@@ -104,11 +106,11 @@ def _trials(fleet: Fleet, host: Host, pool: Pool, prefixes: int, say: Say) -> tu
         connections = {name: stack.enter_context(Ssh(one)) for name, one in names.items()}
         for name, connection in connections.items():
             recognise(connection, names[name])
-        router = connections[host.name]
+        router, engine = connections[host.name], engine_of(fleet, pool.name)
 
         own = serving(router, host, "router")
-        with router.forward(*own) as local, _client(fleet, pool.name, local) as client:
-            size = _healthy(client)
+        with router.forward(*own) as local:
+            size = engine.pool.healthy(_client(fleet, pool.name, local))
         if not size:
             raise StateFailed("the router has no healthy worker", hint="./ops verify names what is wrong", host=host.name)
         count = prefixes or 3 * size
@@ -135,12 +137,14 @@ def _trial(
 ) -> trials.Trial:
     began = {name: connection.run(run("date", "+%s.%N")).check(name).stdout.strip() for name, connection in connections.items()}
     connection, address, port = router
-    with connection.forward(address, port) as local, _client(fleet, pool.name, local) as client:
+    with connection.forward(address, port) as local:
+        client = _client(fleet, pool.name, local)
         sends = trials.send(client, fleet.models[pool.model].served_name or pool.model, texts, size)
     time.sleep(0.5)  # an engine logs a request just after its client has the end of it
+    lines = engine_of(fleet, pool.name).log
     logs = {
-        f"{host.name}/{worker}": trials.read_log(
-            connections[host.name].run(_log(f"lodger-worker-{worker}", began[host.name])).check(host.name).stdout
+        f"{host.name}/{worker}": lines.read_requests(
+            connections[host.name].run(_log(f"lodger-worker-{worker}", began[host.name], lines)).check(host.name).stdout
         )
         for host, worker in workers
     }
@@ -152,10 +156,10 @@ def _client(fleet: Fleet, pool: str, port: int) -> Client:
     return Client(f"http://127.0.0.1:{port}", key.secret if key is not None else None)
 
 
-def _log(container: str, since: str) -> Command:
+def _log(container: str, since: str, lines: LogLines) -> Command:
     """Return the command that prints the lines of a container's log that tell who served what."""
     script = f"{quote(['docker', 'logs', '--since', since, container])} 2>&1"
-    return Command(f"{script} | grep -E 'Prefill batch|request.finished' | tail -n {_LOG_LINES}", why="read the worker's log")
+    return Command(f"{script} | grep -E {quote([lines.requests])} | tail -n {_LOG_LINES}", why="read the worker's log")
 
 
 @contextmanager
@@ -170,8 +174,8 @@ def _beside(connection: Ssh, fleet: Fleet, host: Host, workers: int, say: Say) -
     say(f"starting a second router with round_robin on port {port}, for as long as this takes")
     connection.run(_start(service)).check(host.name)
     try:
-        with connection.forward("127.0.0.1", port) as local, _client(fleet, service.pool, local) as client:
-            _wait(client, workers, host.name)
+        with connection.forward("127.0.0.1", port) as local:
+            _wait(engine_of(fleet, service.pool), _client(fleet, service.pool, local), workers, host.name)
         yield "127.0.0.1", port
     finally:
         connection.run(run("systemctl", "stop", _UNIT, why="remove the second router", timeout=120.0, ok=(0, 5)))
@@ -200,14 +204,9 @@ def _start(service: RenderedService) -> Command:
     return Command(script, why="start a second router", stdin=content.encode())
 
 
-def _healthy(client: Client) -> int:
-    """Return how many workers a router believes in."""
-    return sum(bool(dig(one, "is_healthy")) for one in dig(client.get("/workers").body, "workers") or [])
-
-
-def _wait(client: Client, workers: int, host: str) -> None:
+def _wait(engine: Engine, client: Client, workers: int, host: str) -> None:
     end = time.monotonic() + _START
-    while (healthy := _healthy(client)) < workers:
+    while (healthy := engine.pool.healthy(client)) < workers:
         if time.monotonic() > end:
             raise StateFailed(
                 f"the second router knows {healthy} of {workers} workers after {_START:.0f} s",

@@ -10,9 +10,7 @@ Judging is pure: values in, values out. ``send`` is what talks to a router.
 
 from __future__ import annotations
 
-import json
 import random
-import re
 import statistics
 import string
 from collections.abc import Iterable, Mapping, Sequence
@@ -20,29 +18,13 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
-from lodger.engines.sglang.client import Client, Stream, dig
+from lodger.engines.client import Client, Stream, dig
+from lodger.engines.log import Prefill, WorkerLog
 from lodger.errors import StateFailed
 
 _LONGEST = 18000  # tokens of the longest prefix, 6 s of reading; the shortest has a third of it
 _ANSWER = 32  # tokens of an answer
 _DEADLINE = 300.0  # seconds for one request: others may wait before it
-_PREFILL = re.compile(r"Prefill batch.*?#new-token: (\d+), #cached-token: (\d+)")
-
-
-@dataclass(frozen=True)
-class Prefill:
-    """One prefill batch in a worker's log: tokens computed, and tokens found in the cache."""
-
-    new: int
-    cached: int
-
-
-@dataclass(frozen=True)
-class WorkerLog:
-    """What one worker logged: its prefill batches in order, and the ids of the requests that it finished."""
-
-    prefills: tuple[Prefill, ...]
-    finished: frozenset[str]
 
 
 @dataclass(frozen=True)
@@ -168,20 +150,6 @@ def _sent(number: int, nth: int, stream: Stream) -> Sent:
         )
     rid = next((str(event.chunk["id"]) for event in stream.events if dig(event.chunk, "id")), "")
     return Sent(number, nth, rid, prompt, dig(stream.usage, "prompt_tokens_details", "cached_tokens") or 0, stream.ttft_s)
-
-
-def read_log(text: str) -> WorkerLog:
-    """Return what a worker's log says; the probes of a health check, one new token each, are no prompts."""
-    prefills = [Prefill(int(new), int(cached)) for new, cached in _PREFILL.findall(text)]
-    finished = set()
-    for line in text.splitlines():
-        _, brace, rest = line.partition('{"')
-        try:
-            entry = json.loads(brace + rest) if '"request.finished"' in line else {}
-        except ValueError:
-            continue  # cut off, or not a line of its own
-        finished.add(str(entry.get("rid", "")))
-    return WorkerLog(tuple(one for one in prefills if one != Prefill(1, 0)), frozenset(finished - {""}))
 
 
 def attribute(sends: Iterable[Sent], logs: Mapping[str, WorkerLog]) -> tuple[ServedPrompt, ...]:

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from lodger.checks.doctor.finding import error_finding, note_finding, ok_finding, span, warning_finding
 from lodger.checks.doctor.reading import HostReading, images_of
 from lodger.checks.doctor.report import DoctorFinding
+from lodger.engines import engine_in
 from lodger.host import facts
 from lodger.host.facts import health, packages
 from lodger.host.nvidia import cuda_of_driver, version_key
-from lodger.lint.images import cuda_of
 
 
 def driver(at: HostReading) -> Iterator[DoctorFinding]:
@@ -36,7 +36,7 @@ def driver(at: HostReading) -> Iterator[DoctorFinding]:
         yield error_finding("the driver is not the declared one", measured, f"{upgrade}, or correct `driver:`")
     newest, well = cuda_of_driver(found.loaded) if found.loaded else "", found.loaded == host.driver
     for image in images_of(at.fleet, host).values():
-        needs = cuda_of(image)
+        needs = engine_in(image).cuda(image)
         if needs and newest and version_key(newest) < version_key(needs):
             measured = f"driver {found.loaded} runs CUDA up to {newest}, image {image.name} is built on {needs}"
             well = False

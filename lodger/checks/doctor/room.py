@@ -8,10 +8,10 @@ from lodger.checks.doctor.finding import error_finding, gib, note_finding, ok_fi
 from lodger.checks.doctor.gpus import _is_ours
 from lodger.checks.doctor.reading import HostReading, fit, images_of, pinned, weights
 from lodger.checks.doctor.report import DoctorFinding
+from lodger.engines import engine_in
 from lodger.host import facts
 from lodger.host.facts import health
 from lodger.host.ownership import Owner, names, owners
-from lodger.states.image_present import ENGINE_IMAGE_ROOM
 
 
 def room(at: HostReading) -> Iterator[DoctorFinding]:
@@ -24,7 +24,7 @@ def room(at: HostReading) -> Iterator[DoctorFinding]:
     free = read[health.DOCKER_ROOM]
     engines = {at.fleet.pools[worker.pool].image for worker in at.host.workers.values()}
     for name, image in images_of(at.fleet, at.host).items():
-        needed = ENGINE_IMAGE_ROOM if name in engines else 2**30
+        needed = engine_in(image).image_room if name in engines else 2**30
         if image.digest is None:
             yield note_finding("an image has no digest yet", f"{image.repository}:{image.tag}", "./ops pin")
         elif not read[facts.DOCKER].server:

@@ -10,24 +10,12 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
 from urllib.parse import quote as percent
 
-from lodger.host import paths
+from lodger.engines.client import Client, dig
+from lodger.engines.pool import Identities, OtherKey, RouterEntry, RouterList
 from lodger.host.command import Command, quote
 from lodger.host.facts.base import Fact
-
-
-class OtherKey(dict[str, Any]):
-    """What is learnt of a router or worker that asks for another key than the host has: nothing but that."""
-
-
-RouterList = Mapping[str, Mapping[str, bool] | None]
-"""Router's URL -> worker's URL -> whether the router counts it as healthy; None for one that does not answer, or Closed."""
-
-Identities = Mapping[str, Mapping[str, str]]
-"""Worker's URL -> what it serves, by the names of /server_info; empty for one that does not answer, or Closed."""
 
 # What must be the same for a request to get the same answer from any worker of a pool, as /server_info names it.
 MUST_MATCH = (
@@ -40,32 +28,6 @@ MUST_MATCH = (
     "tool_call_parser",
     "version",
 )
-
-
-@dataclass(frozen=True)
-class RouterEntry:
-    """A worker's place at one router: the router's URL as the worker's host reaches it, and how the router names the worker.
-
-    ``changing`` says whether this command changes the router too.
-    """
-
-    router: str
-    worker: str
-    changing: bool = False
-
-
-@dataclass(frozen=True)
-class PoolMember:
-    """A worker of the pool: what to call it, its URL from here, and whether this command changes it too."""
-
-    name: str
-    url: str
-    changing: bool = False
-
-
-def header(pool: str, keyed: bool) -> str:
-    """Return the file on a host with the header that a pool's workers and routers ask for, "" where they ask for none."""
-    return paths.key(pool) if keyed else ""
 
 
 def _curl(*words: str, key: str, seconds: int) -> str:
@@ -107,7 +69,7 @@ def _listed(said: str) -> Mapping[str, bool] | None:
 def identities_fact(urls: Sequence[str], key: str) -> Fact[Identities]:
     """Return the fact what the worker at each of ``urls`` serves.
 
-    Only the fields of ``SAME`` leave the host: the rest of /server_info holds the server's keys.
+    Only the fields of ``MUST_MATCH`` leave the host: the rest of /server_info holds the server's keys.
     """
     wanted = tuple(sorted(set(urls)))  # in any order the same fact, read once
     ask = [
@@ -148,17 +110,43 @@ def differences(found: Mapping[str, str], wanted: Mapping[str, str]) -> list[str
     ]
 
 
-def leave(seat: RouterEntry, key: str) -> Command:
+# The same question in sh, for a timer that is alone on its host. A field that an inner object repeats counts once.
+_DIFFERS = r"""awk '
+        function take(line) { name = value = line; sub(/:.*/, "", name); sub(/^[^:]*: */, "", value) }
+        BEGIN {
+            count = split(ENVIRON["own"], lines, "\n")
+            for (i = 1; i <= count; i++) { take(lines[i]); if (!(name in said)) said[name] = value }
+        }
+        {
+            take($0)
+            if (seen[name]++ || !(name in said) || name ~ /scheduler_e2e/ || value ~ /"000"/) next
+            if (name ~ /weight_version/ && (value ~ /"default"/ || said[name] ~ /"default"/)) next
+            if (value != said[name]) other = 1
+        }
+        END { exit !other }'"""
+
+
+def differs_script() -> str:
+    """Return a sh command: whether a worker, whose description it reads, serves something else than ``$own`` says."""
+    return _DIFFERS
+
+
+def start_s(said: Mapping[str, str]) -> float | None:
+    """Return how long the last start of a worker took (s), by what it says of itself; None where it does not say."""
+    return float(said["scheduler_e2e"]) if said.get("scheduler_e2e") else None
+
+
+def leave(entry: RouterEntry, key: str) -> Command:
     """Return the command that takes a worker off a router's list; its running streams go on."""
-    url = f"{seat.router}/workers/{percent(seat.worker, safe='')}"
-    return Command(_curl("-f", "-X", "DELETE", url, key=key, seconds=10), why=f"take {seat.worker} out of {seat.router}")
+    url = f"{entry.router}/workers/{percent(entry.worker, safe='')}"
+    return Command(_curl("-f", "-X", "DELETE", url, key=key, seconds=10), why=f"take {entry.worker} out of {entry.router}")
 
 
-def join(seat: RouterEntry, key: str) -> Command:
+def join(entry: RouterEntry, key: str) -> Command:
     """Return the command that puts a worker on a router's list."""
-    body = json.dumps({"url": seat.worker})
-    words = ("-f", "-X", "POST", "-H", "Content-Type: application/json", "-d", body, f"{seat.router}/workers")
-    return Command(_curl(*words, key=key, seconds=10), why=f"put {seat.worker} into {seat.router}")
+    body = json.dumps({"url": entry.worker})
+    words = ("-f", "-X", "POST", "-H", "Content-Type: application/json", "-d", body, f"{entry.router}/workers")
+    return Command(_curl(*words, key=key, seconds=10), why=f"put {entry.worker} into {entry.router}")
 
 
 def drained(url: str, key: str, patience: int) -> Command:
@@ -176,3 +164,8 @@ while left=$({loads} | {count}); [ "$left" -gt 0 ]; do
     sleep 1
 done"""
     return Command(script, why="its running requests end", timeout=patience + 60)
+
+
+def healthy(client: Client) -> int:
+    """Return how many workers a router believes in."""
+    return sum(bool(dig(one, "is_healthy")) for one in dig(client.get("/workers").body, "workers") or [])

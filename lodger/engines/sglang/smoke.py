@@ -19,7 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
 
-from lodger.engines.sglang.client import Answer, Client, Stream, dig
+from lodger.engines.client import Answer, Client, Stream, dig
 from lodger.inventory import Fleet, Host, Worker
 
 # Questions whose answers are known: numbers come out wrong when weights, quantization or all-reduce are broken while the

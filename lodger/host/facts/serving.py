@@ -11,7 +11,7 @@ from lodger.host.facts.base import Fact
 
 @dataclass(frozen=True)
 class Serving:
-    """How one service of ours stands: its container, /health at its own address (0: no answer), last log lines."""
+    """How one service of ours stands: its container, its health at its own address (0: no answer), last log lines."""
 
     container: str
     address: str
@@ -24,9 +24,9 @@ class Serving:
 def serving_fact(container: str, unit: str, host: str) -> Fact[Serving]:
     """Return the readiness of the service in ``container``: found by our labels, asked at its own address and port.
 
-    /health generates a token and answers 200 only when the engine can serve (recordings: an open port, /v1/models or a
-    log line prove nothing); it takes at least a second, and 20 s when the scheduler hangs. A router's /health is 200 with no
-    worker behind it: whom it sends requests to, its list tells. The label names the path that is asked.
+    The container's label names the path that is asked: one that answers 200 only when the engine can serve, since an open port
+    or a log line prove nothing (recordings). An answer takes at least a second, and 20 s when the engine hangs. A router's is
+    200 with no worker behind it: whom it sends requests to, its list tells.
     """
     labels = "|".join(f'{{{{index .Config.Labels "io.lodger.{name}"}}}}' for name in ("host", "config", "port", "health"))
     address = "{{range .NetworkSettings.Networks}}{{.IPAddress}}{{end}}"

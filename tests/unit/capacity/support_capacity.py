@@ -2,10 +2,10 @@
 
 from typing import Any
 
-from lodger import capacity
-from lodger.capacity import GpuMemory, Subject
+from lodger.capacity import GpuMemory
 from lodger.capacity.checkpoint import Checkpoint, read
 from lodger.checkout import CODE
+from lodger.engines.sglang.capacity.subject import SglangSubject
 from lodger.inventory import Draft, EngineSettings, Fleet
 
 HOSTS = CODE / "hosts"
@@ -33,5 +33,5 @@ def engine(**settings: Any) -> EngineSettings:
     return EngineSettings(**values | settings)
 
 
-def subject(fleet: Fleet, host: str = "node1") -> Subject:
-    return capacity.needed(fleet, fleet.hosts[host], fleet.hosts[host].workers["a"])
+def subject(fleet: Fleet, host: str = "node1") -> SglangSubject:
+    return SglangSubject.needed(fleet, fleet.hosts[host], fleet.hosts[host].workers["a"])

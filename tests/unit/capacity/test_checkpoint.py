@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from lodger.capacity import sizing
 from lodger.capacity.checkpoint import describe, read
+from lodger.engines.sglang.capacity import sizing
 from lodger.errors import InventoryError
 from tests.unit.capacity.support_capacity import CARD, engine
 

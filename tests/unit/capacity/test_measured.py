@@ -5,13 +5,14 @@ import re
 import shutil
 
 import pytest
-from ruamel.yaml import YAML
+import yaml
 
 from lab.engine.sglang import capacity as simulated
 from lab.engine.sglang import model as simulated_models
 from lab.engine.sglang import options as simulated_options
 from lodger import capacity
 from lodger.capacity import GpuMemory, measured
+from lodger.engines.sglang.capacity.subject import SglangSubject
 from lodger.errors import InventoryError
 from lodger.inventory import Fleet
 from lodger.release.render import render
@@ -19,10 +20,9 @@ from tests.unit.capacity.support_capacity import model, subject
 
 
 def test_a_report_becomes_the_next_prediction(fleet: Fleet) -> None:
-    host, worker = fleet.hosts["node1"], fleet.hosts["node1"].workers["a"]
     before = subject(fleet).predict()
     reported = int(before.tokens * 0.9)
-    compared = capacity.learn(fleet, host, worker, reported, 7)
+    compared = capacity.learn(subject(fleet), reported, 7)
     assert compared is not None
     assert compared.error == pytest.approx(1 / 0.9 - 1, abs=0.001)
     assert "+11.1%" in str(compared)
@@ -39,7 +39,7 @@ def test_a_report_is_explained_with_its_number_of_requests(fleet: Fleet, missing
     """The last slot of a request decides over 14,000 tokens: tokens alone would be explained in two ways."""
     about = subject(fleet)
     real = about.predict(correction=-missing)
-    capacity.learn(fleet, fleet.hosts["node1"], fleet.hosts["node1"].workers["a"], real.tokens, real.running)
+    capacity.learn(subject(fleet), real.tokens, real.running)
     learnt = subject(fleet).predict()
     assert learnt.running == real.running
     assert learnt.tokens == pytest.approx(real.tokens, rel=0.01)
@@ -47,23 +47,22 @@ def test_a_report_is_explained_with_its_number_of_requests(fleet: Fleet, missing
 
 def test_a_report_that_no_memory_explains_is_not_believed(fleet: Fleet) -> None:
     about = subject(fleet)
-    limited = about.engine.model_copy(update={"extra_args": ("--max-total-tokens", "100000")})
+    limited = about.settings.model_copy(update={"extra_args": ("--max-total-tokens", "100000")})
     assert measured.correction(lambda mib: about.predict(limited, correction=mib), 250_000, before=3.0) == 3.0
 
 
 def test_a_second_report_that_is_the_same_writes_nothing(fleet: Fleet) -> None:
-    host, worker = fleet.hosts["node1"], fleet.hosts["node1"].workers["a"]
-    capacity.learn(fleet, host, worker, 240_000)
+    capacity.learn(subject(fleet), 240_000)
     (file,) = (fleet.folder / measured.FOLDER).iterdir()
     first = (file.read_text(), file.stat().st_mtime_ns)
-    compared = capacity.learn(fleet, host, worker, 240_100)
+    compared = capacity.learn(subject(fleet), 240_100)
     assert compared is not None
     assert abs(compared.error) < 0.005
     assert (file.read_text(), file.stat().st_mtime_ns) == first
 
 
 def test_what_one_host_reported_is_not_believed_of_another(fleet: Fleet) -> None:
-    capacity.learn(fleet, fleet.hosts["node1"], fleet.hosts["node1"].workers["a"], 200_000)
+    capacity.learn(subject(fleet), 200_000)
     assert subject(fleet, "node2").correction == 0
 
 
@@ -76,9 +75,8 @@ def test_a_correction_that_is_none_is_refused_by_name(fleet: Fleet) -> None:
 
 
 def test_the_floor_accepts_the_right_pool_and_not_that_of_a_gpu_that_was_not_free(fleet: Fleet) -> None:
-    host, worker = fleet.hosts["node1"], fleet.hosts["node1"].workers["a"]
     about = subject(fleet)
-    floor = capacity.floor(fleet, host, worker)
+    floor = capacity.floor(subject(fleet))
     assert floor is not None
     assert floor < about.predict().tokens * 0.9, "within the model's own error"
     late = dataclasses.replace(about, gpu=GpuMemory(24576, 1024 + 4096))  # a predecessor still holds 4 GiB
@@ -90,7 +88,7 @@ def simulated_tokens(fleet: Fleet, host: str, free: int) -> int:
     images = {name: image.model_copy(update={"digest": f"sha256:{'5' * 64}"}) for name, image in fleet.images.items()}
     release = render(fleet.model_copy(update={"images": images}), fleet.hosts[host])
     compose = next(file.content for file in release.files if file.path == "worker-a/compose.yml")
-    words = [str(word) for word in YAML(typ="safe").load(compose)["services"]["engine"]["command"]]
+    words = [str(word) for word in yaml.safe_load(compose)["services"]["engine"]["command"]]
     folders = {
         f"/models/{fleet.models[name].directory}": dataclasses.replace(
             simulated_models.read(str(fleet.folder / "models" / name)), weight_bytes=model(name).weight_bytes
@@ -104,7 +102,7 @@ def simulated_tokens(fleet: Fleet, host: str, free: int) -> int:
 
 @pytest.mark.parametrize("host", ["node1", "node2"])
 def test_the_floor_holds_for_the_simulated_engine_and_not_for_one_on_gpus_that_were_not_free(fleet: Fleet, host: str) -> None:
-    floor = capacity.floor(fleet, fleet.hosts[host], fleet.hosts[host].workers["a"])
+    floor = capacity.floor(subject(fleet, host))
     assert floor is not None
     free = 24576 - simulated.CONTEXT_MIB - fleet.hosts[host].reserved_mib(0)
     assert simulated_tokens(fleet, host, free) > floor * 1.05
@@ -112,16 +110,17 @@ def test_the_floor_holds_for_the_simulated_engine_and_not_for_one_on_gpus_that_w
 
 
 def test_the_floor_follows_what_was_learnt(fleet: Fleet) -> None:
-    host, worker = fleet.hosts["node1"], fleet.hosts["node1"].workers["a"]
-    capacity.learn(fleet, host, worker, 150_000)
-    floor = capacity.floor(fleet, host, worker)
+    capacity.learn(subject(fleet), 150_000)
+    floor = capacity.floor(subject(fleet))
     assert floor == pytest.approx(150_000 * capacity.FLOOR, rel=0.01)
 
 
 def test_without_the_models_files_there_is_no_floor_and_a_clear_refusal(fleet: Fleet) -> None:
     host, worker = fleet.hosts["node1"], fleet.hosts["node1"].workers["a"]
     shutil.rmtree(fleet.folder / "models" / "qwen3.8-27b-dflash2")
-    assert capacity.floor(fleet, host, worker) is None
-    assert capacity.learn(fleet, host, worker, 200_000) is None
+    about = SglangSubject.of(fleet, host, worker)
+    assert about is None
+    assert capacity.floor(about) is None
+    assert capacity.learn(about, 200_000) is None
     with pytest.raises(InventoryError, match=r"nothing is known about the size of qwen3\.8-27b-dflash2"):
-        capacity.needed(fleet, host, worker)
+        SglangSubject.needed(fleet, host, worker)

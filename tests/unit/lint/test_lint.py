@@ -1,4 +1,4 @@
-"""Every rule by its own examples; the pitfalls that cost the first deployment its hours; silencing; what a task does with it."""
+"""Silencing a rule, and what a task does with what rules find."""
 
 import json
 import os
@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from lodger import inventory, lint
+from lodger.checks import lint as checks
 from lodger.errors import InventoryError
 from lodger.lint import Severity
 from tests.unit.lint.support_lint import HOSTS, ROOT, Edit, errors
@@ -25,7 +26,7 @@ from tests.unit.lint.support_lint import HOSTS, ROOT, Edit, errors
 def test_a_comment_with_a_reason_allows_one_finding(comment: tuple[str, str], hosts: Path, edit: Edit) -> None:
     edit("fleet.yml", *comment)
     assert errors(hosts) == []
-    notes = [one for one in lint.check(inventory.load(hosts)) if one.rule == "L020"]
+    notes = [one for one in checks.check(inventory.load(hosts)) if one.rule == "L020"]
     assert {one.severity for one in notes} == {Severity.NOTE}
     assert all("(allowed: to see it fail)" in one.reason for one in notes)
 
@@ -45,14 +46,14 @@ def test_a_comment_about_something_else_allows_nothing(comment: str, hosts: Path
 def test_errors_are_refused_with_2_and_the_way_out(hosts: Path, edit: Edit) -> None:
     edit("fleet.yml", "    tool_call_parser: qwen3_coder", "    #")
     with pytest.raises(InventoryError) as caught:
-        lint.refuse(lint.check(inventory.load(hosts)))
+        lint.refuse(checks.check(inventory.load(hosts)))
     assert caught.value.exit_code == 2
     assert "L027" in str(caught.value)
     assert "# allow L027: REASON" in caught.value.hint
 
 
 def test_warnings_are_not_refused() -> None:
-    found = lint.check(inventory.load(HOSTS))
+    found = checks.check(inventory.load(HOSTS))
     assert found
     lint.refuse(found)
 

@@ -9,8 +9,10 @@ import pytest
 
 from lodger import capacity
 from lodger.checkout import CODE
-from lodger.engines.sglang.expectations import expectation, expectations
-from lodger.engines.sglang.router_api import RouterEntry
+from lodger.engines import expectations
+from lodger.engines.pool import RouterEntry
+from lodger.engines.sglang import smoke_run
+from lodger.engines.sglang.capacity.subject import SglangSubject
 from lodger.engines.sglang.smoke import Expectation
 from lodger.errors import Refused
 from lodger.host import facts
@@ -115,9 +117,9 @@ def test_what_smoke_expects_survives_the_manifest(fleet: Fleet) -> None:
     found = json.loads(json.dumps(expectations(fleet, host)))
     assert sorted(found) == ["worker-a", "worker-b"]
     for name, worker_of in host.workers.items():
-        floor = capacity.floor(fleet, host, worker_of)
+        floor = capacity.floor(SglangSubject.of(fleet, host, worker_of))
         assert floor is not None
-        assert expectation(found[f"worker-{name}"]) == Expectation.of(fleet, host, worker_of, floor)
+        assert smoke_run.read(found[f"worker-{name}"]) == Expectation.of(fleet, host, worker_of, floor)
 
 
 def test_neighbours_share_gpus_only_with_policy_pause(fleet: Fleet) -> None:

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from ruamel.yaml import YAML
+import yaml
 
 from lodger.checkout import CODE
 from lodger.inventory import Fleet
@@ -32,7 +32,7 @@ def content(files: tuple[File, ...], path: str) -> str:
 
 def compose(release: Release, name: str) -> dict[str, Any]:
     text = content(release.files, f"{name}/compose.yml").replace("$$", "$")
-    data: dict[str, Any] = YAML(typ="safe").load(text)["services"]["router" if name == "router" else "engine"]
+    data: dict[str, Any] = yaml.safe_load(text)["services"]["router" if name == "router" else "engine"]
     return data
 
 

@@ -25,7 +25,7 @@ from lodger.release.render import render
 from lodger.states.base import NoUndo
 from lodger.states.key_in_place import KeyInPlace
 from lodger.states.old_releases_pruned import OldReleasesPruned
-from templates import starter
+from templates.sglang import starter
 from tests.unit.readings import deployed, readings, release_files, worker
 
 ROOT = CODE
@@ -259,7 +259,7 @@ def test_no_key_gets_through_however_the_output_is_cut(blocks: list[bytes]) -> N
 def start(tmp_path: Path, body: str, *arguments: str) -> subprocess.Popen[str]:
     (tmp_path / "engine.py").write_text(body)
     (tmp_path / "key").write_text(f"Authorization: Bearer {KEY}\n")
-    starter = (ROOT / "templates" / "starter.py").read_text().replace("/run/lodger/key", str(tmp_path / "key"))
+    starter = (ROOT / "templates" / "sglang" / "starter.py").read_text().replace("/run/lodger/key", str(tmp_path / "key"))
     (tmp_path / "starter.py").write_text(starter)
     env = {**os.environ, "PYTHONPATH": str(tmp_path)}
     argv = [sys.executable, str(tmp_path / "starter.py"), "engine", *arguments]

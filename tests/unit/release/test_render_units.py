@@ -3,15 +3,15 @@
 import configparser
 
 import pytest
+import yaml
 from jinja2 import UndefinedError
-from ruamel.yaml import YAML
 
 from lodger import inventory
 from lodger.engines.sglang.router_api import MUST_MATCH
 from lodger.errors import InventoryError
-from lodger.inventory import Fleet, Image, Router, Vrrp, Worker
+from lodger.inventory import Fleet, Router, Vrrp, Worker
 from lodger.release.quoting import compose_value, environment, word
-from lodger.release.render import engine_version, render, router_beside
+from lodger.release.render import render, router_beside
 from lodger.release.service import File, Release, RenderedService
 from tests.unit.release.support_render import ROOT, changed, compose, content, service, values
 
@@ -63,7 +63,7 @@ def test_virtual_address_is_rendered_only_where_the_site_wants_it(fleet: Fleet) 
 def test_router_beside_differs_in_policy_ports_and_name_alone(fleet: Fleet) -> None:
     host = fleet.hosts["node2"]
     beside = router_beside(fleet, host, "round_robin", 29100, 29101)
-    data = YAML(typ="safe").load(beside.files[0].content)["services"]["router"]
+    data = yaml.safe_load(beside.files[0].content)["services"]["router"]
     deployed = compose(render(fleet, host), "router")
     own = {"--policy": ["round_robin"], "--host": ["127.0.0.1"], "--port": ["29100"], "--prometheus-port": ["29101"]}
     assert values(data["command"]) == {**values(deployed["command"]), **own}
@@ -143,7 +143,7 @@ def test_a_change_of_the_unit_alone_is_a_change_of_the_service(fleet: Fleet) -> 
 def test_release_id_covers_path_mode_and_content() -> None:
     def release(file: File) -> str:
         return Release(
-            "h", (RenderedService("n", "router", "u", (file,), "c", "n", "i", 1, (), 1, 1, "p", "127.0.0.1", {}, "h", ""),)
+            "h", (RenderedService("n", "router", "u", (file,), "c", "n", "i", 1, (), 1, 1, "p", "127.0.0.1", {}, "h", "", "e"),)
         ).id
 
     ids = {release(File(*args)) for args in (("a", "x"), ("b", "x"), ("a", "y"), ("a", "x", 0o600))}
@@ -196,25 +196,3 @@ def test_a_worker_is_to_say_of_itself_all_in_which_its_pool_has_to_agree(fleet: 
     assert set(MUST_MATCH) <= service.identity.keys()
     assert service.identity["version"] == "0.5.19"
     assert service.identity["tokenizer_path"] == service.identity["model_path"] == "/models/Qwen3.8-27B-FP8"
-
-
-@pytest.mark.parametrize("words", [["--tokenizer-path", "/models/T"], ["--tokenizer-path=/models/T"]])
-def test_a_tokenizer_of_its_own_is_part_of_what_a_worker_serves(fleet: Fleet, words: list[str]) -> None:
-    pool = fleet.pools["qwen38"].model_copy(update={"extra_args": ("--tokenizer-path", "/models/S", *words)})
-    (service, *_) = render(fleet.model_copy(update={"pools": {"qwen38": pool}}), fleet.hosts["node1"]).services
-    assert service.identity["tokenizer_path"] == "/models/T"
-
-
-@pytest.mark.parametrize(
-    ("tag", "version"),
-    [
-        ("v0.5.19-cu129", "0.5.19"),
-        ("0.5.19", "0.5.19"),
-        ("v0.5.12.post1-cu129", "0.5.12.post1"),
-        ("nightly-0.5", ""),
-        ("v0.5x", ""),
-    ],
-)
-def test_an_engines_version_is_read_from_its_tag_or_not_at_all(tag: str, version: str) -> None:
-    image = Image(repository="r/sglang", tag=tag)
-    assert engine_version(image) == version

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lodger.engines.sglang.router_api import PoolMember, RouterEntry
+from lodger.engines.pool import PoolMember, RouterEntry
 from lodger.host import paths
 from lodger.host.ownership import Owner
 from lodger.locks import host_lock

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from lodger.engines.sglang.router_api import OtherKey, PoolMember, RouterEntry
+from lodger.engines.pool import OtherKey, PoolMember, RouterEntry
 from lodger.host import facts
 from lodger.host.facts.base import Facts
 from lodger.host.facts.keys import held_keys_fact

@@ -8,7 +8,6 @@ import pytest
 from lodger.host import facts
 from lodger.host.facts.base import Facts
 from lodger.states.base import NoUndo
-from lodger.states.service_base import cause_in, phase
 from lodger.states.service_ready import ServiceReady
 from tests.unit.readings import HOST, ours, readings, router, serving
 from tests.unit.states.support_states import ENABLED, MACHINE, OLD, READY, A, host, shown
@@ -96,43 +95,3 @@ def test_a_start_is_undone_by_a_stop_unless_the_same_ran_before() -> None:
 def test_the_router_has_a_state_of_its_own_name() -> None:
     assert ServiceReady(router(), HOST).name == "router_ready(router)"
     assert READY.name == "worker_ready(a)"
-
-
-@pytest.mark.parametrize(
-    ("log", "expected"),
-    [
-        ("", ""),
-        ("hello", ""),
-        ("server_args=ServerArgs(...)\nInit torch distributed begin.", "starting the ranks"),
-        ("Load weight begin\nLoad weight end. elapsed=30 s", "weights loaded"),
-        ("Load weight end\nMemory pool end. avail mem=3 GB\nCapture target verify CUDA graph begin", "capturing CUDA graphs"),
-        (
-            "Uvicorn running on http://0.0.0.0:30000\nThe server is fired up and ready to roll!",
-            "warmed up, waiting for /health",
-        ),
-    ],
-)
-def test_phase_of_a_start(log: str, expected: str) -> None:
-    assert phase(log) == expected
-
-
-@pytest.mark.parametrize(
-    ("log", "expected"),
-    [
-        ("all is well", ""),
-        (
-            "x\ntorch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB\nKilled",
-            "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB",
-        ),
-        ("launch_server.py: error: unrecognized arguments: --nope", "error: unrecognized arguments: --nope"),
-        ("RuntimeError: first\nValueError: last", "ValueError: last"),
-        ("OSError: [Errno 98] Address already in use", "OSError: [Errno 98] Address already in use"),
-        (
-            "Error response from daemon: failed to create task: unsatisfied condition: cuda>=13.0",
-            "Error response from daemon: failed to create task: unsatisfied condition: cuda>=13.0",
-        ),
-        ("RuntimeError: " + "x" * 1000, "RuntimeError: " + "x" * 286),
-    ],
-)
-def test_cause_of_an_end(log: str, expected: str) -> None:
-    assert cause_in(log) == expected

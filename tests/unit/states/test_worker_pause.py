@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from lodger.engines.sglang.router_api import RouterEntry
+from lodger.engines.pool import RouterEntry
 from lodger.host import facts
 from lodger.host.facts.deployed import HostFile
 from lodger.host.ownership import Owner

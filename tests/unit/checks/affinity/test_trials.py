@@ -3,36 +3,23 @@
 from __future__ import annotations
 
 import itertools
-import json
 from dataclasses import replace
 
 import pytest
 
 from lodger.checks.affinity.measure import Affinity, free_ports
 from lodger.checks.affinity.trials import (
-    Prefill,
     Sent,
     ServedPrompt,
     Trial,
-    WorkerLog,
     as_json,
     attribute,
     prefixes,
-    read_log,
     table,
     waves,
 )
+from lodger.engines.log import Prefill, WorkerLog
 from lodger.errors import Refused, StateFailed
-
-STAMP = "[2026-11-29 18:31:19 TP0]"
-
-
-def prefill(new: int, cached: int) -> str:
-    return f"{STAMP} Prefill batch, #new-seq: 1, #new-token: {new}, #cached-token: {cached}, full token usage: 0.01, cuda graph: True"
-
-
-def finished(rid: str) -> str:
-    return f"{STAMP[:20]}] {json.dumps({'event': 'request.finished', 'rid': rid, 'obj': {}, 'out': {}})}"
 
 
 def sent(prefix: int, nth: int, tokens: int, cached: int = 0, ttft: float = 1.0) -> Sent:
@@ -69,18 +56,10 @@ def test_prefixes_have_lengths_of_their_own_and_begin_like_no_other() -> None:
     assert max(len(text.split()) for text in prefixes(6, 8192, "short")) <= 8192 / 2
 
 
-def test_probes_of_a_health_check_are_no_prompts() -> None:
-    log = read_log(
-        "\n".join([prefill(2048, 3), prefill(1, 0), prefill(256, 0), finished("x"), "noise", '{"request.finished" cut'])
-    )
-    assert log == WorkerLog((Prefill(2048, 3), Prefill(256, 0)), frozenset({"x"}))
-    assert read_log("") == WorkerLog((), frozenset())
-
-
 def test_the_worker_that_names_the_request_served_it_and_chunks_are_summed() -> None:
     logs = {
-        "node1/a": read_log("\n".join([prefill(2048, 3), prefill(256, 0), finished("0-1"), prefill(1, 2306), finished("0-2")])),
-        "node2/a": read_log("\n".join([prefill(2048, 0), prefill(1271, 0), finished("1-1")])),
+        "node1/a": WorkerLog((Prefill(2048, 3), Prefill(256, 0), Prefill(1, 2306)), frozenset({"0-1", "0-2"})),
+        "node2/a": WorkerLog((Prefill(2048, 0), Prefill(1271, 0)), frozenset({"1-1"})),
     }
     first, again, other = attribute([sent(0, 1, 2307, 3), sent(0, 2, 2307, 2306), sent(1, 1, 3319)], logs)
     assert (first.worker, first.new_tokens, first.hit) == ("node1/a", 2304, False)

@@ -16,8 +16,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lodger.checkout import CODE
+from lodger.engines.pool import OtherKey, RouterEntry
 from lodger.engines.sglang import router_api
-from lodger.engines.sglang.router_api import MUST_MATCH, OtherKey, RouterEntry
+from lodger.engines.sglang.router_api import MUST_MATCH
 from lodger.host.facts.base import Fact
 
 RECORDINGS = CODE / "tests/recordings"

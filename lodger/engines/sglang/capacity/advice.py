@@ -3,50 +3,43 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import product
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any
 
-from lodger.capacity import NoRoom, Prediction, Subject
-from lodger.capacity.sizing import DEFAULT_RATIO, largest_fraction
+from lodger.capacity.prediction import Goal, NoRoom, Option
+from lodger.engines.sglang.capacity.sizing import DEFAULT_RATIO, SglangPrediction, largest_fraction
 from lodger.inventory import EngineSettings
+
+if TYPE_CHECKING:
+    from lodger.engines.sglang.capacity.subject import SglangSubject
 
 RATIOS = (0.1, 0.2, 0.3, 0.5, 0.75, 0.9, 1.2, 1.5, 2.0, 3.0, 5.0)
 _MANY = 4096  # asks for as many requests as the pools admit
 _TIGHTER = "less room for the moment of a long prompt"
 
 
-@dataclass(frozen=True)
-class Option:
-    """A change of settings, in the inventory's words; the requests that it admits and its KV cache in tokens; its price."""
-
-    change: str
-    running: int
-    tokens: int
-    price: str = ""
-
-
-def most(about: Subject, engine: EngineSettings | None = None, tp: int | None = None) -> Prediction:
+def most(about: SglangSubject, settings: EngineSettings | None = None, tp: int | None = None) -> SglangPrediction:
     """Return the prediction with as many requests as the pools admit; raise NoRoom."""
-    return about.predict((engine or about.engine).model_copy(update={"max_running_requests": _MANY}), tp=tp)
+    return about.predict((settings or about.settings).model_copy(update={"max_running_requests": _MANY}), tp=tp)
 
 
 def _written(changes: dict[str, Any]) -> str:
     return ", ".join(f"{name}: {value}" for name, value in changes.items())
 
 
-def options(about: Subject) -> list[Option]:
+def options(about: SglangSubject) -> list[Option]:
     """Return single changes that give more requests or a larger KV cache and keep what is declared; of ratios the best two."""
     now = most(about)
     found: list[tuple[str, Option]] = []
     for changes, price in _single(about):
         try:
-            then = most(about, about.engine.model_copy(update=changes))
+            then = most(about, about.settings.model_copy(update=changes))
         except NoRoom:
             continue
         more = then.running > now.running or then.tokens > now.tokens
         enough = (
-            then.running >= min(about.engine.max_running_requests, now.running) and then.tokens >= about.engine.context_length
+            then.running >= min(about.settings.max_running_requests, now.running)
+            and then.tokens >= about.settings.context_length
         )
         if then.spare >= 0 and more and enough:
             found.append((next(iter(changes)), Option(_written(changes), then.running, then.tokens, price)))
@@ -59,8 +52,8 @@ def options(about: Subject) -> list[Option]:
     return [option for name, option in found if name != "mamba_full_memory_ratio" or option in ends]
 
 
-def _single(about: Subject) -> Iterator[tuple[dict[str, Any], str]]:
-    engine, states = about.engine, about.target.states
+def _single(about: SglangSubject) -> Iterator[tuple[dict[str, Any], str]]:
+    engine, states = about.settings, about.target.states
     if states and (engine.mamba_ssm_dtype or states.dtype) == "float32":
         yield {"mamba_ssm_dtype": "bfloat16"}, "states are kept less exactly"
     if engine.kv_cache_dtype in (None, "auto", "bfloat16"):
@@ -76,17 +69,14 @@ def _single(about: Subject) -> Iterator[tuple[dict[str, Any], str]]:
         yield {"draft": None}, "no speculative decoding: a single stream is slower"
 
 
-Goal = Literal["context", "concurrency"]
-
-
-def solve(about: Subject, goal: Goal) -> list[Option]:
+def solve(about: SglangSubject, goal: Goal) -> list[Option]:
     """Return the settings that give most of ``goal`` while the other one stays what the inventory declares.
 
     ``context``: the longest request with the declared number of requests at once; ``concurrency``: the most requests with
     a KV cache that still holds one request of the declared context. Once at the model's own precision, once at any.
     """
     found = []
-    engine = about.engine
+    engine = about.settings
     exact: dict[str, str | None] = {"mamba_ssm_dtype": engine.mamba_ssm_dtype, "kv_cache_dtype": engine.kv_cache_dtype}
     short: dict[str, str | None] = {
         "mamba_ssm_dtype": "bfloat16" if about.target.states else None,
@@ -100,13 +90,13 @@ def solve(about: Subject, goal: Goal) -> list[Option]:
     return found
 
 
-def _best(about: Subject, goal: Goal, types: dict[str, str | None]) -> tuple[str, Prediction, bool] | None:
+def _best(about: SglangSubject, goal: Goal, types: dict[str, str | None]) -> tuple[str, SglangPrediction, bool] | None:
     """Return the change, what it gives, and whether it raises the memory fraction."""
-    engine = about.engine
+    engine = about.settings
     ratio = engine.mamba_full_memory_ratio
     ratios = sorted({*RATIOS, ratio or DEFAULT_RATIO}) if about.target.states else [ratio]
     fractions = sorted({engine.mem_fraction_static, largest_fraction(most(about))})
-    best: tuple[tuple[int, int], tuple[str, Prediction, bool]] | None = None
+    best: tuple[tuple[int, int], tuple[str, SglangPrediction, bool]] | None = None
     for ratio, fraction in product(ratios, fractions):
         changes = {"mamba_full_memory_ratio": ratio, "mem_fraction_static": fraction, **types}
         tried = engine.model_copy(update=changes)

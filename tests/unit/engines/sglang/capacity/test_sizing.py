@@ -5,9 +5,10 @@ from typing import Any
 
 import pytest
 
-from lodger import capacity
-from lodger.capacity import NoRoom, advice, sizing
+from lodger.capacity import NoRoom
 from lodger.capacity.checkpoint import Checkpoint
+from lodger.engines.sglang.capacity import sizing
+from lodger.engines.sglang.capacity.subject import SglangSubject
 from lodger.inventory import Draft, EngineSettings, Fleet
 from tests.unit.capacity.support_capacity import CARD, DFLASH, engine, model, subject
 
@@ -128,7 +129,7 @@ def test_eighty_five_percent_run_out_of_memory_and_eighty_do_not() -> None:
 def test_the_parts_are_all_of_the_memory(fleet: Fleet) -> None:
     for host in fleet.hosts.values():
         for worker in host.workers.values():
-            found = capacity.needed(fleet, host, worker).predict()
+            found = SglangSubject.needed(fleet, host, worker).predict()
             assert sum(mib for _, mib in found.parts) == pytest.approx(host.gpus.memory_mib, abs=0.01)
             assert all(mib >= 0 for _, mib in found.parts)
 
@@ -143,9 +144,9 @@ def test_what_a_neighbour_holds_is_missing_from_the_pools(fleet: Fleet) -> None:
 def test_the_sites_own_workers_run_what_they_declare(fleet: Fleet) -> None:
     for host in fleet.hosts.values():
         for worker in host.workers.values():
-            about = capacity.needed(fleet, host, worker)
-            assert about.predict().running == about.engine.max_running_requests == 7
-            assert advice.most(about).running in {7, 8}
+            about = SglangSubject.needed(fleet, host, worker)
+            assert about.predict().running == about.settings.max_running_requests == 7
+            assert about.most().running in {7, 8}
 
 
 def test_bf16_weights_on_two_cards_do_not_fit() -> None:

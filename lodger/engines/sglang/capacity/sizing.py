@@ -7,18 +7,15 @@ outside the pools is calibrated to figures of one RTX 3090 deployment and of pub
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from lodger.capacity.checkpoint import ELEMENT_BYTES, Checkpoint
-from lodger.errors import Refused
+from lodger.capacity.prediction import CONTEXT, GpuMemory, NoRoom
+from lodger.engines.sglang.options import option
 from lodger.inventory import Draft, EngineSettings
 
 MIB = 1 << 20
-CONTEXT = 930
-"""Driver, CUDA context and NCCL of one rank: what a 24 GiB card lacks before anything is loaded. Worked back from a report
-of FP8 at tp 2: 14.75 GB weights, 2.67 GB head, 92,507 tokens at a fraction of 0.86."""
 OVERHEAD = 1.026
 """Loaded weights over the files' size: scales and padding. 14.75 GB a rank were measured for half of 30.87e9 bytes."""
 MEDIA = 100
@@ -42,28 +39,12 @@ SHARED_GEOMETRY = ("EAGLE", "EAGLE3", "NEXTN", "STANDALONE")
 """Methods whose draft layers are priced like the target's; DFLASH and DSPARK drafts have a geometry of their own."""
 
 
-class NoRoom(Refused):
-    """The model does not fit: an engine with these settings would not start."""
-
-
-@dataclass(frozen=True)
-class GpuMemory:
-    """One GPU as a worker finds it: its memory, and what neighbours keep of it, in MiB."""
-
-    memory: int
-    reserved: int = 0
-
-    @property
-    def free(self) -> int:
-        """What an engine finds free before it loads anything; its memory fraction is a share of this."""
-        return self.memory - CONTEXT - self.reserved
-
-
 class Pools(NamedTuple):
     """What the pools hold: sizes in MiB, ``slots`` states, ``tokens`` of KV cache, ``running`` requests at once."""
 
     slots: int
     slots_per_request: int
+    slot_bytes: int
     states: float
     draft_states: float
     kv: float
@@ -73,7 +54,7 @@ class Pools(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Prediction:
+class SglangPrediction:
     """Where the memory of one GPU goes, in MiB, and what that admits. ``spare`` is what nothing is known to need."""
 
     gpu: GpuMemory
@@ -128,6 +109,26 @@ class Prediction:
         return self.pools.tokens
 
     @property
+    def token_bytes(self) -> int:
+        """What one token takes of the KV cache on one rank, its draft's included."""
+        return self.pools.token_bytes
+
+    @property
+    def state_slots(self) -> int:
+        """Slots of the state pool."""
+        return self.pools.slots
+
+    @property
+    def state_slots_per_request(self) -> int:
+        """Slots that one running request takes; 0 for a model without states."""
+        return self.pools.slots_per_request if self.pools.slots else 0
+
+    @property
+    def state_slot_bytes(self) -> int:
+        """What one slot takes on one rank, all layers together."""
+        return self.pools.slot_bytes
+
+    @property
     def longest(self) -> int:
         """Tokens of the longest single request."""
         return min(self.context, self.tokens)
@@ -177,18 +178,6 @@ def state_bytes(model: Checkpoint, tp: int, dtype: str | None = None) -> int:
     return (window + matrix) * shape.layers
 
 
-def option(engine: EngineSettings, name: str) -> str | None:
-    """Return the value of a further option of the engine ("" for one without value), None when it is not given."""
-    arguments: Sequence[str] = engine.extra_args
-    for position, argument in enumerate(arguments):
-        if argument == name:
-            value = arguments[position + 1] if position + 1 < len(arguments) else ""
-            return "" if value.startswith("--") else value
-        if argument.startswith(f"{name}="):
-            return argument.partition("=")[2]
-    return None
-
-
 def kv_dtype(engine: EngineSettings) -> str:
     """Return the type of the KV cache; ``auto`` is the model's own BF16."""
     return engine.kv_cache_dtype if engine.kv_cache_dtype not in (None, "auto") else "bfloat16"
@@ -203,7 +192,8 @@ def pools(target: Checkpoint, drafter: Checkpoint | None, engine: EngineSettings
     Raises NoRoom where nothing is left.
     """
     asked, tokens_ahead = engine.max_running_requests, engine.draft.tokens if engine.draft else 0
-    slot = state_bytes(target, tp, engine.mamba_ssm_dtype) / MIB
+    slot_bytes = state_bytes(target, tp, engine.mamba_ssm_dtype)
+    slot = slot_bytes / MIB
     cached = option(engine, "--disable-radix-cache") is None
     per_request = SLOTS[engine.mamba_radix_cache_strategy or "extra_buffer"] if cached else 1
     slots, states, draft_states = 0, 0.0, 0.0
@@ -234,12 +224,12 @@ def pools(target: Checkpoint, drafter: Checkpoint | None, engine: EngineSettings
             hint="more GPUs for the worker, smaller weights (FP8, INT4), or a higher mem_fraction_static",
         )
     running = min(asked, tokens // 2, *([slots // per_request] if slot else []))
-    return Pools(slots, per_request, states, draft_states, tokens * per_token / MIB, per_token, tokens, running)
+    return Pools(slots, per_request, slot_bytes, states, draft_states, tokens * per_token / MIB, per_token, tokens, running)
 
 
 def predict(
     target: Checkpoint, drafter: Checkpoint | None, engine: EngineSettings, tp: int, gpu: GpuMemory, correction: float = 0.0
-) -> Prediction:
+) -> SglangPrediction:
     """Return where the memory of each of a worker's GPUs goes.
 
     The pools get free * fraction - weights - draft - what images need (kv_cache_configurator.py,
@@ -256,7 +246,7 @@ def predict(
     budget = gpu.free * engine.mem_fraction_static - own - draft_weights - media + correction
     scale = target.hidden / _WIDTH
     activation = ACTIVATION_PER_TOKEN * engine.chunked_prefill_size + ACTIVATION_PER_CONTEXT * engine.context_length
-    return Prediction(
+    return SglangPrediction(
         gpu=gpu,
         weights=own - correction,
         draft_weights=draft_weights,
@@ -271,7 +261,7 @@ def predict(
     )
 
 
-def largest_fraction(prediction: Prediction) -> float:
+def largest_fraction(prediction: SglangPrediction) -> float:
     """Return the highest memory fraction, to two digits, that leaves room for graphs, workspace and activations."""
     outside = prediction.graphs + prediction.workspace + prediction.activation
     return max(int((1 - outside / prediction.gpu.free) * 100) / 100, 0.0)
