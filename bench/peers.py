@@ -21,7 +21,7 @@ from bench.whole import Side, once
 from lodger import checkout
 from lodger.errors import UsageError
 from lodger.host import paths
-from lodger.host.ssh import resolve
+from lodger.host.ssh_open import resolve
 from lodger.inventory import Host
 from lodger.release.service import File, Release
 

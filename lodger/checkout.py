@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 from pathlib import Path
 
@@ -16,10 +17,11 @@ _DIRTY = "-dirty"
 
 def revision(root: Path = ROOT) -> str:
     """Return the commit of the checkout, with ``-dirty`` when files differ from it; ``unknown`` outside git."""
-    commit = _git(root, "rev-parse", "HEAD")
-    if commit is None:
+    said = _git(root, "status", "--porcelain=v2", "--branch", "--untracked-files=no")
+    found = re.match(r"# branch\.oid ([0-9a-f]+)$", said or "", re.MULTILINE)
+    if found is None:
         return UNKNOWN
-    return commit + (_DIRTY if _git(root, "status", "--porcelain", "--untracked-files=no") else "")
+    return found[1] + (_DIRTY if re.search(r"^[^#]", said or "", re.MULTILINE) else "")
 
 
 def contains(deployed: str, root: Path = ROOT) -> bool:

@@ -1,39 +1,30 @@
-"""The one module that speaks SSH.
+"""The one module that speaks SSH, over what ``ssh_open`` opens.
 
-Settings are resolved as OpenSSH would (``ssh -G``), host keys are never accepted unseen, every command has a deadline,
-and a connection that no longer answers is given up after ``SILENCE`` seconds however long the command may take.
+Every command has a deadline, and a connection that no longer answers is given up after ``SILENCE`` seconds however long the
+command may take.
 """
 
 from __future__ import annotations
 
 import contextlib
-import logging
 import select
-import shlex
-import shutil
 import socket
 import socketserver
-import subprocess
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
+from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Any, Self
 
 import paramiko
-from fabric import Config, Connection
+from fabric import Connection
 
-from lodger.errors import CommandFailed, ConnectionFailed, ConnectionLost, UsageError
+from lodger.errors import CommandFailed, ConnectionFailed, ConnectionLost
 from lodger.host.command import Command, Result, quote
+from lodger.host.ssh_open import CONNECT, opened
 from lodger.inventory import Host
 
-# What goes wrong is said once, by our own errors.
-logging.getLogger("paramiko").addHandler(logging.NullHandler())
-logging.getLogger("paramiko").propagate = False
-
-CONNECT = 15.0  # seconds for TCP, for the banner and for authentication, each
 KEEPALIVE = 10.0  # seconds between questions to the server that it must answer
 SILENCE = 45.0  # seconds without any answer after which the connection counts as lost
 _POLL = 0.2
@@ -46,103 +37,6 @@ _PREAMBLE = (
 
 class Cancelled(KeyboardInterrupt):
     """The operator asked the run to stop (Ctrl-C or SIGTERM) while a command ran."""
-
-
-def resolve(host: Host) -> dict[str, list[str]]:
-    """Return what ``ssh -G`` says of ``host``: option name in lower case -> its values in order.
-
-    The host file's ``ssh`` settings go in as ``-o`` options, so they win over ``~/.ssh/config`` as a flag would.
-    Raises UsageError when there is no OpenSSH client or it rejects the settings.
-    """
-    ssh = host.ssh
-    options = {
-        "User": ssh.user,
-        "Port": ssh.port,
-        "IdentityFile": ssh.identity_file,
-        "UserKnownHostsFile": ssh.known_hosts_file,
-    }
-    given = [word for name, value in options.items() if value is not None for word in ("-o", f'{name}="{value}"')]
-    return _ask_openssh([*given, "--", host.address], host.name)
-
-
-def _ask_openssh(arguments: list[str], host: str) -> dict[str, list[str]]:
-    if shutil.which("ssh") is None:
-        raise UsageError(
-            "the OpenSSH client is missing", hint="install openssh-client; its settings are used as they are", host=host
-        )
-    answer = subprocess.run(["ssh", "-G", *arguments], capture_output=True, text=True, timeout=30, check=False)
-    if answer.returncode != 0:
-        raise UsageError("ssh does not accept the settings of this host", cause=answer.stderr.strip(), host=host)
-    settings: dict[str, list[str]] = {}
-    for line in answer.stdout.splitlines():
-        name, _, value = line.partition(" ")
-        settings.setdefault(name, []).append(value)
-    return settings
-
-
-class _Reject(paramiko.MissingHostKeyPolicy):
-    """Refuse a host key that no known_hosts file has."""
-
-    def missing_host_key(self, client: paramiko.SSHClient, hostname: str, key: paramiko.PKey) -> None:
-        del client
-        raise ConnectionFailed(
-            f"the host key of {hostname} is not known",
-            cause=f"it offers {key.get_name()} SHA256:{_fingerprint(key)}",
-            hint=f"compare it with one read on the machine itself, then: ssh-keyscan {hostname} >> ~/.ssh/known_hosts",
-        )
-
-
-def _fingerprint(key: paramiko.PKey) -> str:
-    import base64  # noqa: PLC0415  only the error path needs these
-    import hashlib  # noqa: PLC0415
-
-    return base64.b64encode(hashlib.sha256(key.asbytes()).digest()).decode().rstrip("=")
-
-
-def unreached(error: Exception) -> tuple[str, str]:
-    """Return cause and hint for a connection that ``error`` kept from being made, without the system's numbers."""
-    if isinstance(error, socket.gaierror):
-        known = "cannot be looked up now" if error.errno == socket.EAI_AGAIN else "is not known"
-        return f"its name {known}", "check `address:` in the host file, and what ~/.ssh/config makes of it"
-    cause = (isinstance(error, OSError) and error.strerror) or str(error) or type(error).__name__
-    return cause, "try `ssh -v` with the same settings"
-
-
-def _connection(settings: Mapping[str, list[str]], host: str) -> Connection:
-    """Return an unopened Fabric connection for resolved OpenSSH ``settings``, through its jump host where one is named."""
-    one = {name: values[0] for name, values in settings.items()}
-    keys = [str(path) for value in settings.get("identityfile", []) if (path := Path(value).expanduser()).exists()]
-    gateway: Connection | str | None = one.get("proxycommand", "none")
-    if gateway == "none":
-        gateway = None
-    jump = one.get("proxyjump", "none")
-    if jump != "none":
-        before, _, last = jump.rpartition(",")
-        words = (["-J", before] if before else []) + ["--", f"ssh://{last}" if ":" in last else last]
-        gateway = _connection(_ask_openssh(words, host), host)
-    connection = Connection(
-        one["hostname"],
-        user=one["user"],
-        port=int(one["port"]),
-        gateway=gateway,
-        connect_timeout=CONNECT,
-        config=Config(lazy=True),  # nothing is read from ssh_config by Fabric, which ignores Include: ssh -G has spoken
-        connect_kwargs={
-            "key_filename": keys,
-            "allow_agent": one.get("identitiesonly", "no") == "no",
-            "look_for_keys": False,
-            "banner_timeout": CONNECT,
-            "auth_timeout": CONNECT,
-        },
-    )
-    client = connection.client
-    for option in ("globalknownhostsfile", "userknownhostsfile"):
-        for name in shlex.split(one.get(option, "")):
-            path = Path(name).expanduser()
-            if path.is_file():
-                client.load_system_host_keys(str(path))
-    client.set_missing_host_key_policy(_Reject())
-    return connection
 
 
 class Ssh:
@@ -169,34 +63,8 @@ class Ssh:
 
     def connect(self) -> None:
         """Open the connection; raise ConnectionFailed with the reason as OpenSSH's users know it."""
-        settings = resolve(self._inventory_host)
-        target = f"{settings['user'][0]}@{settings['hostname'][0]}:{settings['port'][0]}"
-        connection = _connection(settings, self.host)
-        try:
-            connection.open()
-        except ConnectionFailed as error:
-            error.host = self.host
-            raise
-        except paramiko.BadHostKeyException as error:
-            raise ConnectionFailed(
-                "the host key has changed, or this is another machine",
-                cause=f"expected {error.expected_key.get_name()} SHA256:{_fingerprint(error.expected_key)}, "
-                f"got SHA256:{_fingerprint(error.key)}",
-                hint="find out why before anything else; if the machine was reinstalled, remove the old key with ssh-keygen -R",
-                host=self.host,
-            ) from error
-        except (paramiko.AuthenticationException, paramiko.PasswordRequiredException) as error:
-            raise ConnectionFailed(
-                f"{target} does not accept our key",
-                cause=str(error),
-                hint="try `ssh -v` with the same settings",
-                host=self.host,
-            ) from error
-        except (paramiko.SSHException, OSError, EOFError) as error:
-            cause, hint = unreached(error)
-            raise ConnectionFailed(f"{target} cannot be reached", cause=cause, hint=hint, host=self.host) from error
+        connection = opened(self._inventory_host)
         transport = connection.transport
-        transport.packetizer.REKEY_BYTES = pow(2, 40)  # paramiko stalls on re-keying during large transfers
         self._connection = connection
         self._heard = time.monotonic()
         for work in (self._pulse, self._watch):
@@ -315,7 +183,7 @@ class Ssh:
         exited = 0.0
         while True:
             select.select([channel], [], [], _POLL)
-            if channel.eof_received:
+            if channel.eof_received and not channel.exit_status_ready():
                 time.sleep(0.01)  # readable for good from now on; only the exit status is still to come
             # The exit status may overtake the last output. What inherited the output keeps it open, so it is not waited for
             # without end.

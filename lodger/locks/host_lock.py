@@ -114,7 +114,7 @@ elif [ -e {lock} ]; then
 else
     echo "failed $said"
 fi"""
-    return Fact("lock", snippet, _attempt)
+    return Fact("lock", snippet, _attempt, first=True)
 
 
 def seen(lock: str) -> Fact[Attempt | None]:

@@ -5,16 +5,17 @@
         @classmethod
         def of(cls, target: Target, item: str) -> ImagePresent: ...
 
-Modules of this package are found by looking: a new file is all that a new state needs.
+Files of this package are found by looking for such lines: a new file is all that a new state needs.
 """
 
 from __future__ import annotations
 
-import pkgutil
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
+from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 import lodger.states
@@ -68,6 +69,24 @@ def state(
 @cache
 def states() -> Mapping[str, Registered]:
     """Return every state by its name in runbooks."""
-    for module in pkgutil.iter_modules(lodger.states.__path__):
-        import_module(f"{lodger.states.__name__}.{module.name}")
-    return _FOUND
+    return _Looked(lodger.states.__path__)
+
+
+class _Looked(Mapping[str, Registered]):
+    """The states of all modules in some folders; a module is imported once its state is asked for: a task needs a few."""
+
+    def __init__(self, folders: Iterable[str]) -> None:
+        files = [path for folder in folders for path in Path(folder).glob("*.py")]
+        registers = re.compile(r'^@state\(\s*"(\w+)"', re.MULTILINE)
+        self._module = {name: path.stem for path in files for name in registers.findall(path.read_text())}
+
+    def __getitem__(self, name: str) -> Registered:
+        if name not in _FOUND and name in self._module:
+            import_module(f"{lodger.states.__name__}.{self._module[name]}")
+        return _FOUND[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._module)
+
+    def __len__(self) -> int:
+        return len(self._module)

@@ -31,13 +31,17 @@ def plan(asked: Asked) -> None:
 
 def _deploys(asked: Asked, force: bool) -> Sequence[Request]:
     """Return what a deploy is on each host; raise InventoryError for what is known to break."""
-    from lodger import checkout
-    from lodger.plans import runbook
-    from lodger.plans.deploy import Deploy
     from lodger.tasks.offline import refuse_what_breaks
 
     fleet, hosts = asked.fleet, asked.hosts
     refuse_what_breaks(fleet, hosts)
+    from lodger.host.ssh_open import open_ahead
+
+    open_ahead(hosts)
+    from lodger import checkout
+    from lodger.plans import runbook
+    from lodger.plans.deploy import Deploy
+
     book, revision, together = runbook.load("deploy"), checkout.revision(), frozenset(host.name for host in hosts)
     contains = (lambda _: True) if force else checkout.contains
     return [Deploy(fleet, host, book, revision, together, contains) for host in hosts]

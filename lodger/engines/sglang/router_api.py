@@ -53,7 +53,7 @@ def rotation_fact(routers: Sequence[str], key: str) -> Fact[RouterList]:
     lines = [
         f"printf '@router %s\\n' {quote([url])}; {_curl(*ask, f'{url}/workers', key=key, seconds=5)}; echo" for url in wanted
     ]
-    return Fact(f"rotation {' '.join(wanted)}", "\n".join(lines) or "true", parse)
+    return Fact(f"rotation {' '.join(wanted)}", "\n".join(lines) or "true", parse, takes=10)
 
 
 def _listed(said: str) -> Mapping[str, bool] | None:
@@ -86,7 +86,7 @@ def identities_fact(urls: Sequence[str], key: str) -> Fact[Identities]:
             found[url] = OtherKey() if fields.pop("http", "") == "401" else fields
         return found
 
-    return Fact(f"identities {' '.join(wanted)}", "\n".join([*ask, "wait"]), parse)
+    return Fact(f"identities {' '.join(wanted)}", "\n".join([*ask, "wait"]), parse, takes=25)
 
 
 def describe_script(url: str, key: str) -> str:

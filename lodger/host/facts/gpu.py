@@ -52,4 +52,5 @@ DRIVER = Fact(
 nvidia-smi --query-gpu=index,name,memory.total,memory.used,driver_version --format=csv,noheader,nounits
 echo code=$?""",
     _driver,
+    takes=60,
 )

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from lodger.host.command import quote
@@ -25,12 +25,12 @@ def bounded(fact: Fact[T], seconds: float = 10.0) -> Fact[T]:
 
     SIGKILL also ends `timeout` itself, so that it does not wait for a process that the kernel keeps in a dead call.
     """
-    return Fact(fact.name, f"timeout -s KILL {seconds:g} sh -c {quote([fact.snippet])}", fact.parse)
+    return replace(fact, snippet=f"timeout -s KILL {seconds:g} sh -c {quote([fact.snippet])}")
 
 
 # ---------------------------------------------------------------- clock and boot
 
-CLOCK = Fact("clock", "date +%s.%N", float)
+CLOCK = Fact("clock", "date +%s.%N", float, first=True)
 
 
 @dataclass(frozen=True)
@@ -132,13 +132,14 @@ def _bus(bus: str) -> str:
 
 
 # Not the link's generation: an idle GPU lowers it to save power.
-LINKS = Fact("links", _ask("pci.bus_id,pcie.link.width.current,pcie.link.width.max,temperature.gpu"), _links)
+LINKS = Fact("links", _ask("pci.bus_id,pcie.link.width.current,pcie.link.width.max,temperature.gpu"), _links, takes=60)
 
 # The field has another name from driver 550 on, and one unknown field fails the whole question.
 REASONS = Fact(
     "clock reasons",
     f"{_ask('clocks_event_reasons.active')} || {_ask('clocks_throttle_reasons.active')}",
     lambda text: {int(index): int(bits, 16) for index, bits in _rows(text, 2) if bits.startswith("0x")},
+    takes=60,
 )
 
 
@@ -154,6 +155,7 @@ MEMORY_ERRORS = Fact(
     "memory errors",
     _ask("ecc.errors.corrected.volatile.total,ecc.errors.uncorrected.volatile.total"),
     lambda text: {int(index): MemoryErrors(_number(one), _number(other)) for index, one, other in _rows(text, 3)},
+    takes=60,
 )
 
 
@@ -196,7 +198,7 @@ def _topology(text: str) -> Topology:
     return Topology(_matrix(paths), _matrix(peers) if "GPU" in peers else {})
 
 
-TOPOLOGY = Fact("topology", "nvidia-smi topo -m || exit\necho @peers\nnvidia-smi topo -p2p r || true", _topology)
+TOPOLOGY = Fact("topology", "nvidia-smi topo -m || exit\necho @peers\nnvidia-smi topo -p2p r || true", _topology, takes=120)
 
 
 # ---------------------------------------------------------------- the kernel's log
@@ -263,6 +265,7 @@ read_log | grep -aE 'NVRM: (Xid \(PCI|.*fallen off the bus)|EDAC .*\b[CU]E\b|Har
     }
     END { for (n = 1; n <= kinds; n++) print count[order[n]] "\t" last[order[n]] }'""",
     _log,
+    takes=100,
 )
 
 
@@ -312,6 +315,7 @@ NETWORK_MOUNTS = Fact(
 done < /proc/mounts
 wait""",
     _network_mounts,
+    takes=30,
 )
 
 # ---------------------------------------------------------------- room

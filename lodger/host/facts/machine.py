@@ -36,9 +36,11 @@ def _machine(text: str) -> Machine:
 
 MACHINE = Fact(
     "machine",
-    "cat /etc/machine-id /proc/sys/kernel/random/boot_id; uname -n; uname -r; cat /proc/uptime; date +%s; date +%H:%M\n"
-    "systemctl --version | head -n 1",
+    "cat /etc/machine-id /proc/sys/kernel/random/boot_id /proc/sys/kernel/hostname /proc/sys/kernel/osrelease /proc/uptime\n"
+    "date '+%s%n%H:%M'\n"
+    'systemctl --version | { read -r line; printf "%s\\n" "$line"; }',
     _machine,
+    takes=8,
 )
 
 SYSTEM = Fact("system", "systemctl is-system-running || true", lambda text: text.strip())
@@ -97,10 +99,12 @@ _SHOW = (
 UNITS = Fact(
     "units",
     # Unloaded unit files of ours count too: an enabled unit that is not active is not in the list of loaded units.
-    f"{_SHOW} '*.service' '*.socket' '*.mount' '*.timer'\n"
-    "echo\n"
-    f'names=$(cd {paths.UNITS} && ls -d {paths.PREFIX}*.service 2>/dev/null)\n[ -z "$names" ] || {_SHOW} $names',
+    "ours=\n"
+    f"for file in {paths.UNITS}/{paths.PREFIX}*.service; do "
+    '[ ! -e "$file" ] && [ ! -L "$file" ] || ours="$ours ${file##*/}"; done\n'
+    f"{_SHOW} '*.service' '*.socket' '*.mount' '*.timer' $ours",
     _units,
+    takes=40,
 )
 
 
@@ -136,9 +140,41 @@ def _programs(text: str) -> dict[str, Program]:
     return programs
 
 
-# supervisorctl status exits 3 when a program is not running, which is no failure to read.
+# supervisorctl takes 0.1 s to start, so supervisord is asked what it would ask; but only where its configuration, the first of
+# those that it looks for, names a plain socket and no password. `status` exits 3 when a program is not running, which is no
+# failure to read.
 PROGRAMS = Fact(
-    "programs", "command -v supervisorctl >/dev/null || exit 0\nsupervisorctl status || [ $? = 3 ] || true", _programs
+    "programs",
+    r"""command -v supervisorctl >/dev/null || exit 0
+ask() {
+    prefix=$(command -v supervisorctl) && prefix=${prefix%/*} && prefix=${prefix%/*}
+    for file in "$prefix/etc/supervisord.conf" "$prefix/supervisord.conf" supervisord.conf etc/supervisord.conf \
+        /etc/supervisord.conf /etc/supervisor/supervisord.conf; do [ ! -e "$file" ] || break; done
+    socket=$(awk '
+        /^\[/ { ours = /^\[supervisorctl\]/ }
+        ours && /^(username|password|serverurl)[ \t]*[=:]/ {
+            if (!match($0, /^serverurl[ \t]*=[ \t]*unix:\/\/\/[A-Za-z0-9\/._-]+([ \t]*$|[ \t]+;)/) || found++) exit odd = 1
+            gsub(/^[^\/]*\/\/|[ \t].*$/, ""); path = $0
+        }
+        END { if (!odd) print path }' "$file") && [ -S "$socket" ] || return
+    curl -qsf --noproxy '*' --unix-socket "$socket" -H 'Content-Type: text/xml' http://localhost/RPC2 --data-binary \
+        '<methodCall><methodName>supervisor.getAllProcessInfo</methodName><params></params></methodCall>' | awk '
+        /^<name>.*<\/name>$/ { key = substr($0, 7, length($0) - 13); next }
+        /^<value><[a-z0-9]+>.*<\/[a-z0-9]+><\/value>$/ {
+            gsub(/^<value><[a-z0-9]+>|<\/[a-z0-9]+><\/value>$/, "")
+            gsub(/&lt;/, "<"); gsub(/&gt;/, ">"); gsub(/&amp;/, "\\&"); said[key] = $0
+        }
+        /^<\/struct>/ {
+            name = said["group"] == said["name"] ? said["name"] : said["group"] ":" said["name"]
+            lines = lines sprintf("%-32s %-9s %s\n", name, said["statename"], said["description"]); split("", said)
+        }
+        /<fault>/ { odd = 1 }
+        /^<\/methodResponse>/ { ended = 1 }
+        END { if (!ended || odd) exit 1; printf "%s", lines }'
+}
+ask 2>/dev/null || supervisorctl status || [ $? = 3 ] || true""",
+    _programs,
+    takes=15,
 )
 
 
@@ -165,7 +201,7 @@ def _ports(text: str) -> tuple[ListeningPort, ...]:
     return tuple(ports)
 
 
-PORTS = Fact("ports", "ss -Hltunp", _ports)
+PORTS = Fact("ports", "ss -Hltunp", _ports, takes=8)
 
 
 @dataclass(frozen=True)
@@ -259,27 +295,45 @@ KNOWN_PROGRAMS = (*nvidia.DAEMON_PROGRAMS, *SSHD)
 # GPU holders are found by the links of /proc/*/fd, not by fuser: a process in a container may have a device node of its
 # own, which fuser does not match. Whose a unit of a user is, logind's folder for that user says: the owner of a folder in
 # /proc is root as soon as a process wants it.
+# own, which fuser does not match. However many processes there are, it takes the same few programs: awk itself reads the files
+# without NUL, and grep makes of each argument two records, the file's name and the argument.
 PROCESSES = Fact(
     "processes",
     f"echo @programs\n{programs_snippet(KNOWN_PROGRAMS)}\nstat -c '@user %u %U' /run/user/[0-9]* 2>/dev/null\n"
     r"""open=$(find /proc/[0-9]*/fd -lname '/dev/nvidia*' -printf '%p %l\n' 2>/dev/null |
     sed 's|^/proc/\([0-9]*\)/fd/[0-9]*|\1|')
+pids=$({ printf '%s\n' "$open" | cut -d' ' -f1; ss -Hltunp | grep -o 'pid=[0-9]*' | cut -d= -f2; } | sort -un)
+[ -n "$pids" ] || exit 0
+there=$(for pid in $pids; do [ ! -r "/proc/$pid/status" ] || echo "/proc/$pid"; done)
 {
-    printf '%s\n' "$open" | cut -d' ' -f1
-    ss -Hltunp | grep -o 'pid=[0-9]*' | cut -d= -f2
-} | sort -un | while read -r pid; do
-    [ -r "/proc/$pid/status" ] || continue
-    user=$(stat -c %U "/proc/$pid" 2>/dev/null) || continue
-    chain= up=$pid
-    while up=$(awk '/^PPid:/ {print $2}' "/proc/$up/status" 2>/dev/null) && [ "${up:-0}" -gt 1 ]; do chain="$chain $up"; done
-    printf '@pid %s\n%s\n%s\n' "$pid" "$user" "$chain"
-    printf '%s\n' "$(cut -d: -f3- "/proc/$pid/cgroup" 2>/dev/null | tr '\n' ' ')"
-    printf '%s\n' "$open" | awk -v pid="$pid" '$1 == pid {printf "%s ", $2}'
-    echo
-    tr '\0\n' '  ' < "/proc/$pid/cmdline" 2>/dev/null
-    echo
-done""",
+    printf '%s\n' "$open" | sed 's/^/device /'
+    stat -c 'user %n %U' $there 2>/dev/null
+    LC_ALL=C grep -aHzZ '' $(for each in $there; do echo "$each/cmdline"; done) 2>/dev/null |
+        tr '\0\n' '\n ' | sed 's/^/argument /'
+} | LC_ALL=C awk '
+    function parent(pid,    file, line, found) {
+        if (pid in above) return above[pid]
+        file = "/proc/" pid "/status"; found = 0
+        while ((getline line < file) > 0) if (line ~ /^PPid:/) { sub(/^PPid:[ \t]*/, "", line); found = line + 0; break }
+        close(file)
+        return above[pid] = found
+    }
+    $1 == "device" { devices[$2] = devices[$2] $3 " "; next }
+    $1 == "user" { pid = substr($2, 7); user[pid] = $3; order[++count] = pid; next }
+    of == "" { split($2, path, "/"); of = path[3]; next }
+    { command[of] = command[of] substr($0, 10) " "; of = "" }
+    END {
+        for (n = 1; n <= count; n++) {
+            pid = order[n]; chain = ""; groups = ""; file = "/proc/" pid "/cgroup"
+            for (up = parent(pid); up > 1; up = parent(up)) chain = chain " " up
+            while ((getline line < file) > 0) { sub(/^[^:]*:[^:]*:/, "", line); groups = groups line " " }
+            close(file)
+            print "@pid " pid "\n" user[pid] "\n" chain "\n" groups "\n" devices[pid] "\n" command[pid]
+        }
+    }'
+""",
     _processes,
+    takes=25,
 )
 
 
@@ -296,7 +350,7 @@ def _mounts(text: str) -> dict[str, str]:
     return mounts
 
 
-MOUNTS = Fact("mounts", "cat /proc/self/mountinfo", _mounts)
+MOUNTS = Fact("mounts", "cat /proc/self/mountinfo", _mounts, takes=2)
 
 
 @dataclass(frozen=True)
@@ -316,9 +370,10 @@ def disk_fact(folder: str) -> Fact[Disk]:
 
     snippet = f"""dir={quote([folder])}
 while [ ! -d "$dir" ]; do dir=$(dirname "$dir"); done
-df -Pk "$dir" | awk 'NR == 2 {{print $4}}'
+room=$(stat -fc '%a * %S / 1024' "$dir") || exit
+echo $(($room))
 [ -w "$dir" ] && echo yes || echo no"""
-    return Fact(f"disk {folder}", snippet, parse_disk)
+    return Fact(f"disk {folder}", snippet, parse_disk, takes=2)
 
 
 # A command goes on when its connection or its controller is gone; the transport marks each in its environment. Anybody may
@@ -335,4 +390,5 @@ done
 """
     f"systemctl list-units --plain --no-legend --state=active,activating,deactivating '{paths.STEP}*' | sed 's/^/busy /'",
     lambda text: [line.removeprefix("busy ") for line in text.split("\n") if line.startswith("busy ")],
+    takes=12,
 )

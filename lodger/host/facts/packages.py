@@ -111,6 +111,7 @@ for lock in /var/lib/dpkg/lock-frontend /var/lib/dpkg/lock /var/lib/apt/lists/lo
 done
 true""",
     _dpkg,
+    takes=1000,
 )
 
 
@@ -126,7 +127,7 @@ def candidates_fact(version: str) -> Fact[dict[str, str]]:
                 found.setdefault(fields[0], fields[1])
         return found
 
-    return Fact(f"candidates {version}", f"apt-cache madison {quote(names)} 2>/dev/null || true", parse)
+    return Fact(f"candidates {version}", f"apt-cache madison {quote(names)} 2>/dev/null || true", parse, takes=300)
 
 
 @dataclass(frozen=True)
@@ -163,7 +164,7 @@ def simulation_fact(version: str) -> Fact[Simulation]:
     """Return the fact what the installation of the stack of driver ``version`` would do. apt locks and writes nothing."""
     asked = [*ASKED, "-o", "Debug::NoLocking=true", "-o", "Dir::Cache::pkgcache=", "-o", "Dir::Cache::srcpkgcache="]
     argv = ["apt-get", "-s", *asked, "install", *(f"{name}={version}*" for name in stack(version))]
-    return Fact(f"installation of {version}", f"{quote(argv)} || true", simulated)
+    return Fact(f"installation of {version}", f"{quote(argv)} || true", simulated, takes=1000)
 
 
 @dataclass(frozen=True)
@@ -201,6 +202,7 @@ dkms status 2>/dev/null || true
 echo @modules
 lsmod""",
     _kernel,
+    takes=200,
 )
 
 

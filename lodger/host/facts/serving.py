@@ -56,4 +56,4 @@ printf 'container=%s\naddress=%s\nport=%s\nconfig=%s\nhealth=%s\n@log\n' "$1" "$
             log.strip(),
         )
 
-    return Fact(f"serving {container}", snippet, parse_serving)
+    return Fact(f"serving {container}", snippet, parse_serving, takes=1000)

@@ -22,7 +22,7 @@ from lodger.host import facts
 from lodger.host.command import Command, Result
 from lodger.host.facts.base import Facts
 from lodger.host.facts.deployed import HostFile
-from lodger.host.ssh import unreached
+from lodger.host.ssh_open import unreached
 from lodger.inventory import Fleet, Host
 from lodger.plans import runbook
 from lodger.plans.carry_out import dry_run
