@@ -68,10 +68,12 @@ class AutoResume:
             daemon_programs=programs_snippet(nvidia.DAEMON_PROGRAMS),
             devices=" -o ".join(f"-lname /dev/nvidia{gpu}" for gpu in service.gpus).split(),
             serving=facts.serving_fact(service.container, service.unit, self.host).snippet,
-            own=self.place.api.describe_script(self.place.own, self.place.key) if self.place.own else "true",
+            own=self.place.api.describe_script(self.place.own, self.place.header) if self.place.own else "true",
             differs=self.place.api.differs_script(),
-            mates=[(mate.name, self.place.api.describe_script(mate.url, self.place.key)) for mate in self.place.mates],
-            joins=[(seat.router, self.place.api.join(seat, self.place.key).script) for seat in self.place.seats],
+            members=[
+                (member.name, self.place.api.describe_script(member.url, self.place.header)) for member in self.place.members
+            ],
+            joins=[(entry.router, self.place.api.join(entry, self.place.header).script) for entry in self.place.entries],
             forget=pauses.forgotten(places, from_inside=True),
             pause_s=_PAUSE,
             start_s=int(service.start),

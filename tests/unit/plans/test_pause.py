@@ -141,11 +141,11 @@ def test_pausing_the_only_worker_says_that_the_pool_answers_nothing(others: dict
     plan = PauseWorker(fleet, node2, runbook.load("pause"), "a", who="wang")
     files = installed("r1", replace(A, pool="qwen38"))
     place = PoolPlace.of(Target(fleet, node2, TargetRelease()), replace(A, pool="qwen38"))
-    (seat,) = place.seats
+    (entry,) = place.entries
     read = readings(
         {
             **base(deployed=deployed(("r1",), links={"worker-a": "r1"}, files=files)),
-            place.rotation: {seat.router: {seat.worker: True, **others}},
+            place.rotation: {entry.router: {entry.worker: True, **others}},
             place.identities: {},
         }
     )

@@ -57,9 +57,9 @@ def until_true(condition: Callable[[], object], seconds: float = 60) -> None:
 
 
 def test_with_nobody_on_the_gpus_the_worker_is_started_joins_and_nothing_is_left(stage: Any, tmp_path: Path) -> None:
-    seat, key = RouterEntry("http://router:30002", "http://me:30000"), tmp_path / "k"
+    entry, key = RouterEntry("http://router:30002", "http://me:30000"), tmp_path / "k"
     key.touch()
-    made, run = stage(AutoResume(HOST, PoolPlace("http://me:30000", (seat,), (), PoolKey(str(key))), ()))
+    made, run = stage(AutoResume(HOST, PoolPlace("http://me:30000", (entry,), (), PoolKey(str(key))), ()))
     out, err = run.communicate(timeout=60)
     assert (run.returncode, err) == (0, "")
     log = made.log.read_text()
@@ -280,7 +280,7 @@ SAID = '"served_model_name":"q"\n"weight_version":"%s"\n"context_length":%s\n"sc
 
 
 @pytest.mark.parametrize(
-    ("mate", "stays_out"),
+    ("member", "stays_out"),
     [
         (SAID % ("017b", "131072", "70.5", "200"), False),
         (SAID.replace(":", ": ") % ("017b", "131072", "9.1", "200"), False),
@@ -291,24 +291,24 @@ SAID = '"served_model_name":"q"\n"weight_version":"%s"\n"context_length":%s\n"sc
         ('"http": "401"', True),
     ],
 )
-def test_it_stays_out_of_a_pool_that_serves_something_else_meanwhile(mate: str, stays_out: bool, stage: Any) -> None:
+def test_it_stays_out_of_a_pool_that_serves_something_else_meanwhile(member: str, stays_out: bool, stage: Any) -> None:
     def answers(one: Stage) -> None:
-        (one.root / "mate").write_text(mate)
+        (one.root / "member").write_text(member)
         own = SAID % ("017b", "131072", "71.6", "200") + '\n"context_length":1'
         (one.root / "own").write_text(own)
         body = f"""echo "curl $*" >> {one.log}
-case "$*" in *me:1/server_info) cat {one.root}/own;; *mate:1/server_info) cat {one.root}/mate;; *http_code*) printf 200;; esac"""
+case "$*" in *me:1/server_info) cat {one.root}/own;; *member:1/server_info) cat {one.root}/member;; *http_code*) printf 200;; esac"""
         one.program("curl", body)
 
     place = PoolPlace(
-        "http://me:1", (RouterEntry("http://r:1", "http://me:1"),), (PoolMember("worker a on node2", "http://mate:1"),)
+        "http://me:1", (RouterEntry("http://r:1", "http://me:1"),), (PoolMember("worker a on node2", "http://member:1"),)
     )
     made, run = stage(AutoResume(HOST, place), answers)
     if stays_out:
-        until_true(lambda: made.log.read_text().count("mate:1/server_info") > 1)
+        until_true(lambda: made.log.read_text().count("member:1/server_info") > 1)
         assert run.poll() is None
         assert "http://r:1/workers" not in made.log.read_text()
-        (made.root / "mate").write_text(SAID % ("017b", "131072", "70.5", "200"))
+        (made.root / "member").write_text(SAID % ("017b", "131072", "70.5", "200"))
     out, err = run.communicate(timeout=60)
     assert err == ""
     assert "http://r:1/workers" in made.log.read_text()
