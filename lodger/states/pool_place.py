@@ -64,8 +64,8 @@ NO_KEY = PoolKey()
 class PoolPlace:
     """Where a worker stands in its pool.
 
-    ``entries`` are its places at the pool's routers, ``old_entries`` those of what runs now where it is reached elsewhere, ``members``
-    the pool's other workers, ``own`` its own URL, ``pool_key`` what all of them ask for, ``api`` how they are asked.
+    ``entries`` are its places at routers, ``old_entries`` those of what runs now where it is reached elsewhere,
+    ``members`` the pool's other workers, ``own`` its own URL, ``pool_key`` what all of them ask for, ``api`` how they are asked.
     """
 
     own: str = ""
@@ -126,13 +126,13 @@ class PoolPlace:
         return self.rotation, self.identities, *self.pool_key.facts
 
     def listed(self, read: Facts) -> list[RouterEntry]:
-        """Return the entries that the worker has now, old_entries ones too."""
+        """Return the entries that the worker has now, old ones too."""
         return [
             entry for entry in (*self.entries, *self.old_entries) if entry.worker in (read[self.rotation][entry.router] or {})
         ]
 
     def healthy(self, read: Facts) -> list[RouterEntry]:
-        """Return the entries at which it gets requests, old_entries ones too."""
+        """Return the entries at which it gets requests, old ones too."""
         return [
             entry for entry in (*self.entries, *self.old_entries) if (read[self.rotation][entry.router] or {}).get(entry.worker)
         ]

@@ -34,7 +34,7 @@ GUARDS = [
     ),
     Guard(
         "a stranger in a pool",
-        "if differs and not mate.changing:",
+        "if differs and not member.changing:",
         "if False:",
         f"{POOL}::test_one_host_alone_may_not_serve_something_else_than_its_pool",
     ),
