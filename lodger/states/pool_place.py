@@ -65,7 +65,7 @@ class PoolPlace:
     """Where a worker stands in its pool.
 
     ``entries`` are its places at routers, ``old_entries`` those of what runs now where it is reached elsewhere,
-    ``members`` the pool's other workers, ``own`` its own URL, ``pool_key`` what all of them ask for, ``api`` how they are asked.
+    ``members`` the other workers, ``own`` its own URL, ``pool_key`` what all of them ask for, ``api`` how they are asked.
     """
 
     own: str = ""
