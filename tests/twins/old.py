@@ -6,13 +6,13 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Protocol
 
-from lab.run import CHECKOUT
+from lab.run import CHECKOUT, wait_until
 from tests.twins.site import Ran, Site
 
 COMMIT = "529fa4c4591e5a1ada715361424aa265de5fc10a"
@@ -45,10 +45,8 @@ class Old:
 class Process(Protocol):
     """A run of either product."""
 
-    @property
-    def stderr(self) -> Iterable[str] | None:
-        """Its progress, a line each."""
-        ...
+    def poll(self) -> int | None:
+        """Return its exit code, None while it runs."""
 
     def kill(self) -> None:
         """End it without a chance to say or do anything."""
@@ -58,16 +56,12 @@ class Process(Protocol):
         ...
 
 
-def killed(process: Process, at: str) -> None:
-    """Kill a run as soon as its progress has a line with ``at``."""
-    heard = []
-    for line in process.stderr or ():
-        heard.append(line)
-        if at in line:
-            process.kill()
-            process.wait()
-            return
-    raise AssertionError(f"{at!r} was never said:\n{''.join(heard)}")
+def killed(process: Process, when: Callable[[], bool], what: str) -> None:
+    """Kill a run as soon as ``when()``, which `what` says in words."""
+    wait_until(when, what, timeout=120)
+    assert process.poll() is None, f"the run had ended before {what}"
+    process.kill()
+    process.wait()
 
 
 def unpack(folder: Path) -> Path:

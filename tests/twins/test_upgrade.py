@@ -92,7 +92,7 @@ def test_an_upgrade_changes_nothing_and_each_rolls_back_what_the_other_deployed(
 
 def test_what_one_leaves_unfinished_or_paused_is_ended_by_the_other(twin: Twin, before: Old, site: Site) -> None:
     at_first = judge.snapshot(twin)
-    killed(before.start("deploy", *HOST), at="... worker_ready(a)")
+    killed(before.start("deploy", *HOST), lambda: declared(twin, WORKER) != "", "the worker's start")
 
     ended = site.well("deploy", *HOST, "--json")
 
@@ -102,14 +102,15 @@ def test_what_one_leaves_unfinished_or_paused_is_ended_by_the_other(twin: Twin, 
     assert twin.exec(UNFINISHED).stdout == ""
     assert foreign_changes(at_first, judge.snapshot(twin), REPLACED["node1"]) == []
 
-    before.well("pause", *A, "--until", twin.exec("date -d '+3 hours' '+%F %H:%M'").stdout.strip())
+    until = twin.exec("date -d '+3 hours' '+%F %H:%M'").stdout.strip()
+    before.well("pause", *A, "--until", until)
     assert declared(twin, WORKER) == ""
-    assert "remarks" in site.well("plan", *HOST, "--json").one, "the plan says who paused it"
+    assert f"until {until}" in str(site.well("plan", *HOST, "--json").one["remarks"])
     site.well("resume", *A)
     assert serves(twin, 30000)
     assert twin.exec(UNFINISHED).stdout == ""
 
-    killed(site.start("rollback", *HOST), at="done         service_gone(worker-a)")
+    killed(site.start("rollback", *HOST), lambda: declared(twin, WORKER) == "", "the worker's end")
     before.well("rollback", *HOST)
     assert twin.exec(f"{UNFINISHED}; {LEFT}", check=False).stdout == ""
     assert serves(twin, 30000)
