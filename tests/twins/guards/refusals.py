@@ -123,7 +123,7 @@ GUARDS = [
         "lodger/operate.py",
         "if not contained(revision):",
         "if False:",
-        f"{REFUSALS}::test_checkout_older_than_what_is_deployed",
+        "tests/twins/test_deploy.py::test_checkout_older_than_what_is_deployed_is_refused",
     ),
     Guard(
         "bad usage",

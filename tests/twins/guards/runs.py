@@ -28,7 +28,7 @@ GUARDS = [
         "lodger/lock.py",
         "if gone:",
         "if False:",
-        f"{INTERRUPTED}::test_a_killed_deploy_is_finished_by_the_next_one[after the neighbour stopped]",
+        f"{INTERRUPTED}::test_a_killed_deploy_is_finished_by_the_next_one",
     ),
     Guard(
         "an undo left out",
