@@ -59,15 +59,15 @@ MOMENTS = {
 # before, is a race: here `cat` wins.
 HALF_A_LEDGER = """
 import os, signal, time
-from lodger import transport
-def half(channel, data, right=transport._feed):
+from lodger.host import ssh
+def half(channel, data, right=ssh._feed):
     if data is not None and b'"stops": ["' in data:
         channel.sendall(data[: len(data) // 2])
         channel.shutdown_write()
         time.sleep(1)
         os.kill(os.getpid(), signal.SIGKILL)
     right(channel, data)
-transport._feed = half
+ssh._feed = half
 """
 
 

@@ -39,6 +39,6 @@ def test_what_stands_in_the_way_is_refused_by_name_and_nothing_is_stopped(old: T
 def test_a_dpkg_that_stays_locked_is_a_refusal(old: Twin, site: Site) -> None:
     with faults.dpkg_locked(old):
         before = judge.snapshot(old)
-        impatient = "from lodger.states import driver; driver._PATIENCE = 3.0"
+        impatient = "from lodger.states import dpkg_free; dpkg_free.PATIENCE = 3.0"
         refused(site.ops(*UPGRADE, first=impatient), "dpkg is locked by pid", "python3", "try later")
         assert judge.difference(before, judge.snapshot(old)) == []
