@@ -294,9 +294,8 @@ KNOWN_PROGRAMS = (*nvidia.DAEMON_PROGRAMS, *SSHD)
 
 # GPU holders are found by the links of /proc/*/fd, not by fuser: a process in a container may have a device node of its
 # own, which fuser does not match. Whose a unit of a user is, logind's folder for that user says: the owner of a folder in
-# /proc is root as soon as a process wants it.
-# own, which fuser does not match. However many processes there are, it takes the same few programs: awk itself reads the files
-# without NUL, and grep makes of each argument two records, the file's name and the argument.
+# /proc is root as soon as a process wants it. However many processes there are, it takes the same few programs: awk itself
+# reads the files without NUL, and grep makes of each argument two records, the file's name and the argument.
 PROCESSES = Fact(
     "processes",
     f"echo @programs\n{programs_snippet(KNOWN_PROGRAMS)}\nstat -c '@user %u %U' /run/user/[0-9]* 2>/dev/null\n"
