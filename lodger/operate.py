@@ -108,11 +108,12 @@ def smoke(
     wanted = expectation(expected)
 
     def run(transport: Transport, address: str, port: int, progress: Callable[[str], None]) -> str:
-        from lodger.serving.client import Client  # noqa: PLC0415  httpx takes its time, and most tasks do without
+        from lodger.serving.client import Client  # noqa: PLC0415  most tasks do without
         from lodger.serving.smoke import smoke as ask  # noqa: PLC0415
 
         held = _held(transport, key) if isinstance(key, str) else key
-        with transport.forward(address, port) as local, Client(f"http://127.0.0.1:{local}", held) as client:
+        with transport.forward(address, port) as local:
+            client = Client(f"http://127.0.0.1:{local}", held)
             report = ask(client, wanted, progress=lambda check: progress(f"{check.name}: {check.detail}"))
         for check in report.failures:
             raise StateFailed(f"smoke check `{check.name}` failed: {check.detail}", hint=f"the setting is {check.setting}")

@@ -22,9 +22,10 @@ from lodger.errors import LodgerError
 from lodger.inventory import Image
 
 if TYPE_CHECKING:
-    import httpx
+    import requests
 
-_TIMEOUT_S = 30
+    from lodger.exchange import Outside
+
 _INDEXES = ("application/vnd.oci.image.index.v1+json", "application/vnd.docker.distribution.manifest.list.v2+json")
 _MANIFESTS = ("application/vnd.oci.image.manifest.v1+json", "application/vnd.docker.distribution.manifest.v2+json")
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
@@ -50,18 +51,16 @@ class Change:
         return f"{self.image}: {self.tag} was {self.old or 'not pinned'}, is {self.new}"
 
 
-def pin(hosts_dir: Path, client: httpx.Client | None = None, *, dry_run: bool = False) -> list[Change]:
-    """Pin every image of the inventory and return one Change for each, in the inventory's order. ``client`` is closed.
+def pin(hosts_dir: Path, *, dry_run: bool = False) -> list[Change]:
+    """Pin every image of the inventory and return one Change for each, in the inventory's order.
 
     TLS certificates are verified; ``SSL_CERT_FILE`` names other authorities. Raises InventoryError for an inventory that
     cannot be read, and LodgerError when a registry cannot be asked or knows no such tag; fleet.yml is then as it was.
     """
-    images = inventory.load(hosts_dir).images
-    if client is None:
-        import httpx  # noqa: PLC0415  # slow to import, and only needed here
+    from lodger.exchange import Outside  # noqa: PLC0415  # slow to import, and only needed here
 
-        client = httpx.Client(timeout=_TIMEOUT_S, follow_redirects=True, transport=httpx.HTTPTransport(retries=2))
-    with client:
+    images = inventory.load(hosts_dir).images
+    with Outside() as client:
         changes = [
             Change(name, f"{image.repository}:{image.tag}", image.digest, _ask(client, image)) for name, image in images.items()
         ]
@@ -75,9 +74,9 @@ def pin(hosts_dir: Path, client: httpx.Client | None = None, *, dry_run: bool = 
 # ---------------------------------------------------------------- the registry
 
 
-def _ask(client: httpx.Client, image: Image) -> str:
+def _ask(client: Outside, image: Image) -> str:
     """Return the digest of an image's tag; the present one when the tag's index still lists it for some platform."""
-    import httpx  # noqa: PLC0415  # see pin
+    from lodger.exchange import ERRORS, reason  # noqa: PLC0415  # see pin
 
     registry, _, name = image.repository.partition("/")
     if registry in ("docker.io", "index.docker.io"):
@@ -87,22 +86,22 @@ def _ask(client: httpx.Client, image: Image) -> str:
     where = f"{image.repository}:{image.tag}"
     headers = {"Accept": ", ".join(_INDEXES + _MANIFESTS)}
     try:
-        answer = client.head(url, headers=headers)
+        answer = client.ask("HEAD", url, headers=headers)
         if answer.status_code == 401:
             headers["Authorization"] = f"Bearer {_token(client, answer, name)}"
-            answer = client.head(url, headers=headers)
+            answer = client.ask("HEAD", url, headers=headers)
         digest = answer.headers.get("Docker-Content-Digest", "")
         is_index = answer.headers.get("Content-Type", "").split(";")[0].strip() in _INDEXES
-        if answer.is_success and (not digest or (is_index and image.digest not in (None, digest))):
-            answer = client.get(url, headers=headers)
+        if _well(answer) and (not digest or (is_index and image.digest not in (None, digest))):
+            answer = client.ask("GET", url, headers=headers)
             digest = digest or f"sha256:{hashlib.sha256(answer.content).hexdigest()}"
-            if answer.is_success and is_index and image.digest in _listed(answer.json()):
+            if _well(answer) and is_index and image.digest in _listed(answer.json()):
                 return str(image.digest)
-    except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
+    except (*ERRORS, ValueError) as error:
         tls = "; name the authority's certificate with SSL_CERT_FILE" if "CERTIFICATE_VERIFY" in str(error) else ""
         raise LodgerError(
             f"cannot ask {registry} what {where} is",
-            cause=str(error) or type(error).__name__,
+            cause=reason(error),
             hint=f"check the repository's name and the way to {registry}{tls}",
         ) from error
     if answer.status_code == 404:
@@ -113,7 +112,7 @@ def _ask(client: httpx.Client, image: Image) -> str:
             cause=f"HTTP {answer.status_code}",
             hint="write the digest into fleet.yml by hand; `docker buildx imagetools inspect` shows it once logged in",
         )
-    if not answer.is_success or not _DIGEST.fullmatch(digest):
+    if not _well(answer) or not _DIGEST.fullmatch(digest):
         raise LodgerError(
             f"{registry} gives no digest for {where}",
             cause=f"HTTP {answer.status_code}, digest {digest[:80]!r}",
@@ -122,13 +121,17 @@ def _ask(client: httpx.Client, image: Image) -> str:
     return str(digest)
 
 
+def _well(answer: requests.Response) -> bool:
+    return 200 <= answer.status_code < 300
+
+
 def _listed(index: Any) -> set[str]:
     """Return the digests of the manifests that an index lists."""
     manifests = index.get("manifests", []) if isinstance(index, dict) else []
     return {str(item.get("digest")) for item in manifests if isinstance(item, dict)}
 
 
-def _token(client: httpx.Client, challenge: httpx.Response, name: str) -> str:
+def _token(client: Outside, challenge: requests.Response, name: str) -> str:
     """Return the token for anonymous reading that the registry's challenge points to, "" when it points to none."""
     scheme, _, rest = challenge.headers.get("WWW-Authenticate", "").partition(" ")
     fields = dict(re.findall(r'(\w+)="([^"]*)"', rest))
@@ -136,9 +139,9 @@ def _token(client: httpx.Client, challenge: httpx.Response, name: str) -> str:
     if scheme.lower() != "bearer" or not realm.startswith("https://"):
         return ""
     query = {"scope": f"repository:{name}:pull"} | {key: fields[key] for key in ("service", "scope") if key in fields}
-    answer = client.get(realm, params=query)
-    body = answer.json() if answer.is_success else {}
-    return str(body.get("token") or body.get("access_token") or "")
+    answer = client.ask("GET", realm, params=query)
+    body = answer.json() if _well(answer) else {}
+    return str(body.get("token") or body.get("access_token") or "") if isinstance(body, dict) else ""
 
 
 # ---------------------------------------------------------------- the file

@@ -105,8 +105,8 @@ def _trials(fleet: Fleet, host: Host, pool: Pool, prefixes: int, say: Say) -> tu
         router = connections[host.name]
 
         own = operate.serving(router, host, "router")
-        with router.forward(*own) as local, _client(fleet, pool.name, local) as client:
-            size = _healthy(client)
+        with router.forward(*own) as local:
+            size = _healthy(_client(fleet, pool.name, local))
         if not size:
             raise StateFailed("the router has no healthy worker", hint="./ops verify names what is wrong", host=host.name)
         count = prefixes or 3 * size
@@ -133,7 +133,8 @@ def _trial(
 ) -> affinity.Trial:
     began = {name: connection.run(run("date", "+%s.%N")).check(name).stdout.strip() for name, connection in connections.items()}
     connection, address, port = router
-    with connection.forward(address, port) as local, _client(fleet, pool.name, local) as client:
+    with connection.forward(address, port) as local:
+        client = _client(fleet, pool.name, local)
         sends = affinity.send(client, fleet.models[pool.model].served_name or pool.model, texts, size)
     time.sleep(0.5)  # an engine logs a request just after its client has the end of it
     logs = {
@@ -168,8 +169,8 @@ def _beside(connection: Ssh, fleet: Fleet, host: Host, workers: int, say: Say) -
     say(f"starting a second router with round_robin on port {port}, for as long as this takes")
     connection.run(_start(service)).check(host.name)
     try:
-        with connection.forward("127.0.0.1", port) as local, _client(fleet, service.pool, local) as client:
-            _wait(client, workers, host.name)
+        with connection.forward("127.0.0.1", port) as local:
+            _wait(_client(fleet, service.pool, local), workers, host.name)
         yield "127.0.0.1", port
     finally:
         connection.run(run("systemctl", "stop", _UNIT, why="remove the second router", timeout=120.0, ok=(0, 5)))

@@ -3,7 +3,6 @@
   # What the tool imports.
   runtime = [
     "fabric"
-    "httpx"
     "invoke"
     "jinja2"
     "markdown-it-py"
@@ -11,8 +10,11 @@
     "pydantic"
     "pytest"
     "pytest-testinfra"
+    "pyyaml"
+    "requests"
     "rich"
     "ruamel-yaml"
+    "urllib3"
   ];
 
   # What tests, types and lint need besides.
@@ -21,6 +23,8 @@
     "mypy"
     "pytest-xdist"
     "types-paramiko"
+    "types-pyyaml"
+    "types-requests"
   ];
 
   # The same, but nixpkgs has them as programs of the top level and not as modules.
@@ -32,18 +36,16 @@
   # What the others bring along. They would be there unnamed; named, the set is the lock file's.
   brought = [
     "annotated-types"
-    "anyio"
     "bcrypt"
     "certifi"
     "cffi"
+    "charset-normalizer"
     "click"
     "cryptography"
     "decorator"
     "deprecated"
     "execnet"
     "grimp"
-    "h11"
-    "httpcore"
     "idna"
     "iniconfig"
     "librt"

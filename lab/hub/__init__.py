@@ -2,10 +2,11 @@
 
 import hashlib
 import json
-import urllib.request
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
+
+import requests
 
 from lab.world import model_files
 from lodger.inventory import Fleet
@@ -67,7 +68,9 @@ class Hub:
         self._ask("POST", "forget")
 
     def _ask(self, method: str, what: str, value: object = None) -> Any:
-        data = json.dumps(value).encode()
-        request = urllib.request.Request(f"{self.url}/control/{what}", data=None if method == "GET" else data, method=method)  # noqa: S310
-        with urllib.request.urlopen(request, timeout=30) as answer:  # noqa: S310  # the lab's own server
-            return json.load(answer)
+        with requests.Session() as session:
+            session.trust_env = False  # no proxy stands before the lab's own server
+            data = None if method == "GET" else json.dumps(value).encode()
+            answer = session.request(method, f"{self.url}/control/{what}", data=data, timeout=30)
+            answer.raise_for_status()
+            return answer.json()

@@ -8,19 +8,14 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator, Mapping
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from lodger.command import Secret
 
-if TYPE_CHECKING:
-    import httpx
-
-# A forwarded port always accepts; what takes long is the far side, which the deadline of the request covers.
-_CONNECT_TIMEOUT = 10.0
 _MAX_BODY = 64 * 1024 * 1024
 
 
@@ -171,32 +166,14 @@ def sse_payloads(blocks: Iterator[bytes]) -> Iterator[str]:
 
 
 class Client:
-    """A server at ``base_url`` (``http://127.0.0.1:PORT``). Safe to use from several threads; close it, or use ``with``.
+    """A server at ``base_url`` (``http://127.0.0.1:PORT``). Safe to use from several threads.
 
-    Every call has a deadline in seconds for the whole exchange. A silent server is given up when it is reached, one that
-    trickles at its first bytes after it, so that no call takes more than twice its deadline.
+    Every call has a deadline in seconds for the whole exchange, and is over when it is reached.
     """
 
     def __init__(self, base_url: str, api_key: Secret | None = None) -> None:
-        import httpx  # noqa: PLC0415  (costs 0.1 s, which `--list` and a deploy that changes nothing need not pay)
-
-        headers = {"Authorization": f"Bearer {api_key.reveal()}"} if api_key else {}
         self.base_url = base_url
-        # trust_env: a proxy in the operator's environment must not stand before a forwarded port. No connection is kept:
-        # the server closes idle ones, and a request that meets one being closed would look like a failing engine.
-        self._http = httpx.Client(
-            base_url=base_url, headers=headers, trust_env=False, limits=httpx.Limits(max_keepalive_connections=0)
-        )
-
-    def __enter__(self) -> Client:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Close what is open; the client is of no use afterwards."""
-        self._http.close()
+        self._api_key = api_key
 
     def get(self, path: str, deadline: float = 10.0) -> Answer:
         """GET ``path``."""
@@ -212,47 +189,57 @@ class Client:
         return self._exchange("POST", "/v1/chat/completions", {**body, **options}, deadline)
 
     def _exchange(self, method: str, path: str, body: Mapping[str, Any] | None, deadline: float) -> Stream:
-        import httpx  # noqa: PLC0415  (see __init__)
+        from lodger import exchange  # noqa: PLC0415  (costs 0.1 s, which `--list` and a deploy that changes nothing need not pay)
 
         start = time.monotonic()
-        status, events, done = 0, [], False
+        status, problem, done = 0, "", False
+        events: list[Event] = []
         taken = bytearray()
-
-        def incoming(response: httpx.Response) -> Iterator[bytes]:
-            for block in response.iter_bytes():
-                taken.extend(block)
-                if len(taken) > _MAX_BODY:
-                    raise _GaveUpError(f"the answer is longer than {_MAX_BODY // 2**20} MiB")
-                yield block
-                if time.monotonic() - start > deadline:
-                    raise _GaveUpError(f"no end of the answer within {deadline:g} s")
-
-        problem = ""
-        timeout = httpx.Timeout(deadline, connect=min(deadline, _CONNECT_TIMEOUT))
         try:
-            with self._http.stream(method, path, json=body, timeout=timeout) as response:
+            with (
+                exchange.Exchange(deadline) as opened,
+                opened.ask(method, self.base_url + path, self._headers(body), _encoded(body)) as response,
+            ):
                 status = response.status_code
+                incoming = _kept(exchange.blocks(response), taken)
                 if "text/event-stream" in response.headers.get("content-type", ""):
-                    for payload in sse_payloads(incoming(response)):
+                    for payload in sse_payloads(incoming):
                         if payload == "[DONE]":
                             done = True
                             break
                         events.append(Event(time.monotonic() - start, _parsed(payload)))
                 else:
-                    for _ in incoming(response):
-                        pass
-        except httpx.TimeoutException:
-            problem = f"no {'more of the ' if status else ''}answer within {deadline:g} s"
-        except _GaveUpError as gave_up:
-            problem = str(gave_up)
-        except (httpx.HTTPError, httpx.StreamError) as failure:
-            problem = f"the connection failed ({failure or type(failure).__name__})"
+                    deque(incoming, maxlen=0)
+        except _TooLongError:
+            problem = f"the answer is longer than {_MAX_BODY // 2**20} MiB"
+        except exchange.ERRORS as error:
+            if exchange.timed_out(error):
+                problem = f"no {'more of the ' if status else ''}answer within {deadline:g} s"
+            else:
+                problem = f"the connection failed ({exchange.reason(error)})"
         answer = Answer(status, taken.decode("utf-8", "replace"), time.monotonic() - start, problem)
         return Stream(answer, tuple(events), done)
 
+    def _headers(self, body: object) -> dict[str, str]:
+        key = {"Authorization": f"Bearer {self._api_key.reveal()}"} if self._api_key else {}
+        return key | ({"Content-Type": "application/json"} if body is not None else {})
 
-class _GaveUpError(Exception):
-    """The exchange went past a limit of ours."""
+
+class _TooLongError(Exception):
+    """The answer went past a limit of ours."""
+
+
+def _kept(blocks: Iterable[bytes], taken: bytearray) -> Iterator[bytes]:
+    """Yield ``blocks`` and keep them in ``taken``; raise _TooLongError when they are too many."""
+    for block in blocks:
+        taken.extend(block)
+        if len(taken) > _MAX_BODY:
+            raise _TooLongError
+        yield block
+
+
+def _encoded(body: Mapping[str, Any] | None) -> bytes | None:
+    return None if body is None else json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode()
 
 
 def _parsed(text: str) -> Any:

@@ -129,8 +129,10 @@ def test_it_evaluates_and_has_what_is_promised(nix: Nix, flake: Path) -> None:
         pytest.param("flake.nix", "systems = [", "systems = [[", "syntax error", id="syntax"),
         pytest.param("flake.nix", "test = app", "tset = app", "apps.aarch64-darwin.test is missing", id="missing output"),
         pytest.param("flake.nix", "pkgs.openssh", "pkgs.opennssh", "attribute 'opennssh' missing", id="unknown attribute"),
-        pytest.param("nix/python.nix", '    "h11"\n', "", "requirements.lock has h11,", id="a package missing"),
-        pytest.param("nix/python.nix", '    "httpx"\n', "", "pyproject.toml depends on httpx,", id="a dependency missing"),
+        pytest.param("nix/python.nix", '    "idna"\n', "", "requirements.lock has idna,", id="a package missing"),
+        pytest.param(
+            "nix/python.nix", '    "requests"\n', "", "pyproject.toml depends on requests,", id="a dependency missing"
+        ),
         pytest.param("flake.nix", '"aarch64-darwin"', '"aarch64-darvin"', "'aarch64-darvin' missing", id="a wrong system"),
         pytest.param("flake.nix", '        "aarch64-linux"\n', "", "packages.aarch64-linux.default is missing", id="no system"),
         pytest.param(

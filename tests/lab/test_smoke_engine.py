@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from ruamel.yaml import YAML
+import yaml
 
 from lodger.inventory import Fleet, Host, load
 from lodger.render import render
@@ -58,7 +58,7 @@ def models(fleet: Fleet, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def command_line(fleet: Fleet, host: Host, models: Path) -> list[str]:
     """Return the engine's arguments as they are rendered for worker a, with the models' folder and a port of the test's."""
     compose = next(file.content for file in render(fleet, host).files if file.path == "worker-a/compose.yml")
-    words = [str(word).replace("$$", "$") for word in YAML(typ="safe").load(compose)["services"]["engine"]["command"]]
+    words = [str(word).replace("$$", "$") for word in yaml.safe_load(compose)["services"]["engine"]["command"]]
     words = [word.replace("/models/", f"{models}/") for word in words]
     return replaced(replaced(words, "--port", str(free_port())), "--host", "127.0.0.1")
 
@@ -108,13 +108,13 @@ def engine(words: list[str], gpus: int, folder: Path, faults: list[dict[str, obj
             start_new_session=True,
         )
     try:
-        with Client(f"http://127.0.0.1:{words[words.index('--port') + 1]}") as client:
-            deadline = time.monotonic() + START_DEADLINE
-            while not client.get("/health", 25).ok:
-                assert process.poll() is None, log.read_text()[-2000:]
-                assert time.monotonic() < deadline, log.read_text()[-2000:]
-                time.sleep(0.1)
-            yield client
+        client = Client(f"http://127.0.0.1:{words[words.index('--port') + 1]}")
+        deadline = time.monotonic() + START_DEADLINE
+        while not client.get("/health", 25).ok:
+            assert process.poll() is None, log.read_text()[-2000:]
+            assert time.monotonic() < deadline, log.read_text()[-2000:]
+            time.sleep(0.1)
+        yield client
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)

@@ -9,7 +9,6 @@ import subprocess
 import sys
 import threading
 import time
-import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import requests
 
 from lab.hub import commit
 from lab.hub import server as hub_server
@@ -80,9 +80,9 @@ class Bench:
             conversation, endpoint = converse(SOURCE, None), f"{self.url}/{name}"
             path = next(conversation)
             while True:
-                with urllib.request.urlopen(endpoint + path, timeout=10) as answer:  # noqa: S310  # the loopback
-                    headers = {key.lower(): value for key, value in answer.headers.items()}
-                    response = hub.Response(answer.status, headers, answer.read().decode())
+                answer = requests.get(endpoint + path, timeout=10)
+                headers = {key.lower(): value for key, value in answer.headers.items()}
+                response = hub.Response(answer.status_code, headers, answer.text)
                 try:
                     path = conversation.send(response)
                 except StopIteration as end:

@@ -43,7 +43,9 @@ class Registry:
     token: str = ""
     tells_digest: bool = True
     status: int = 0
+    moved: bool = False
     asked: list[str] = field(default_factory=list)
+    keys: list[str] = field(default_factory=list)
 
     def digest(self, reference: str) -> str:
         return f"sha256:{hashlib.sha256(self.tags[reference][1]).hexdigest()}"
@@ -54,6 +56,7 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     folder = tmp_path_factory.mktemp("tls")
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "registry of a test")])
+    names = [x509.IPAddress(ipaddress.ip_address("127.0.0.1")), x509.DNSName("localhost")]
     now = datetime.datetime.now(datetime.UTC)
     built = (
         x509.CertificateBuilder()
@@ -63,7 +66,7 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
         .serial_number(x509.random_serial_number())
         .not_valid_before(now - datetime.timedelta(days=1))
         .not_valid_after(now + datetime.timedelta(days=1))
-        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]), critical=False)
+        .add_extension(x509.SubjectAlternativeName(names), critical=False)
         .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
         .sign(key, hashes.SHA256())
     )
@@ -92,18 +95,21 @@ def registry(certificate: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) ->
         def do_GET(self) -> None:
             parts = urlsplit(self.path)
             state.asked.append(f"{self.command} {self.path}")
+            state.keys.append(self.headers.get("Authorization", ""))
             if parts.path == "/token":
                 scope = parse_qs(parts.query)["scope"][0]
                 assert scope.startswith("repository:")
                 self.answer(200, json.dumps({"token": state.token}).encode())
             elif state.status:
-                self.answer(state.status)
+                self.answer(state.status, Retry_After="3600")
+            elif state.moved and not self.path.startswith("/there/"):
+                self.answer(307, Location=f"https://localhost:{state.address.split(':')[1]}/there{self.path}")
             elif state.token and self.headers.get("Authorization") != f"Bearer {state.token}":
                 name = parts.path.removeprefix("/v2/").partition("/manifests/")[0]
                 challenge = f'Bearer realm="https://{state.address}/token",service="test",scope="repository:{name}:pull"'
                 self.answer(401, WWW_Authenticate=challenge)
             else:
-                name, _, tag = parts.path.removeprefix("/v2/").partition("/manifests/")
+                name, _, tag = parts.path.removeprefix("/there").removeprefix("/v2/").partition("/manifests/")
                 if f"{name}:{tag}" not in state.tags:
                     self.answer(404)
                     return
@@ -208,6 +214,27 @@ def test_digest_is_computed_where_the_registry_does_not_tell_it(hosts: Path, reg
     assert changes(hosts)["sglang"].new == registry.digest("lmsysorg/sglang:v0.5.19-cu129")
 
 
+def test_registry_that_sends_on_to_another_name_is_followed_without_the_key(hosts: Path, registry: Registry) -> None:
+    registry.token, registry.moved = "t0ken", True  # a registry of this test gave it
+    with pytest.raises(LodgerError, match="nobody without an account"):
+        pin(hosts)
+    there = [key for key, line in zip(registry.keys, registry.asked, strict=True) if "/there/" in line]
+    assert there
+    assert not any(there)
+    registry.token = ""
+    assert changes(hosts)["router"].new == registry.digest("lmsysorg/sglang-router:v0.2.4")
+
+
+def test_what_netrc_has_for_a_registry_is_not_sent(
+    hosts: Path, registry: Registry, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / ".netrc").write_text("machine 127.0.0.1 login me password secret\nmachine localhost login me password secret\n")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    registry.moved = True
+    changes(hosts)
+    assert {key for key in registry.keys if key} == set()
+
+
 def no_tag(registry: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
     del registry.tags["lmsysorg/sglang-router:v0.2.4"]
 
@@ -262,8 +289,16 @@ def test_answer_that_is_none_leaves_the_file_alone(
 def test_registry_that_is_not_there_is_named(hosts: Path, registry: Registry) -> None:
     fleet = hosts / "fleet.yml"
     fleet.write_text(fleet.read_text().replace(registry.address, "127.0.0.1:1"))
-    with pytest.raises(LodgerError, match=r"cannot ask 127\.0\.0\.1:1 what .* is"):
+    with pytest.raises(LodgerError, match=r"cannot ask 127\.0\.0\.1:1 what .* is") as caught:
         pin(hosts)
+    assert caught.value.cause == "Connection refused"
+
+
+def test_a_registry_that_says_when_to_come_again_is_not_waited_for(hosts: Path, registry: Registry) -> None:
+    registry.status = 503
+    with pytest.raises(LodgerError, match="gives no digest"):
+        pin(hosts)
+    assert len(registry.asked) == 1
 
 
 def test_mistaken_inventory_is_refused_before_any_registry_is_asked(hosts: Path, registry: Registry) -> None:

@@ -7,20 +7,18 @@ from __future__ import annotations
 
 import json
 import socket
-import threading
-import time
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from lodger.command import Secret
 from lodger.serving import smoke
-from lodger.serving.client import Answer, Client, Event, Stream, dig, sse_payloads
+from lodger.serving.client import Answer, Client, Event, Stream, dig
 from lodger.serving.smoke import EngineFacts, Expectation
+from tests.unit.servers import answering, serving
 
 DATA = Path(__file__).parent / "data" / "smoke"
 EXPECT = Expectation(
@@ -35,78 +33,20 @@ EXPECT = Expectation(
 )
 
 
-class Replay:
-    """A server that gives every connection the same bytes; what it was sent is in ``heard``."""
-
-    def __init__(self, response: bytes, *, stay_silent: float = 0.0) -> None:
-        self.response = response
-        self.stay_silent = stay_silent
-        self.heard: list[bytes] = []
-        self._over = threading.Event()
-        self._socket = socket.create_server(("127.0.0.1", 0))
-        self._thread = threading.Thread(target=self._serve, daemon=True)
-        self._thread.start()
-        self.url = f"http://127.0.0.1:{self._socket.getsockname()[1]}"
-
-    def _serve(self) -> None:
-        while True:
-            try:
-                connection, _ = self._socket.accept()
-            except OSError:
-                return
-            with connection:
-                self.heard.append(_whole_request(connection))
-                connection.sendall(self.response)
-                self._over.wait(self.stay_silent)
-
-    def close(self) -> None:
-        self._over.set()
-        self._socket.shutdown(socket.SHUT_RDWR)
-        self._socket.close()
-        self._thread.join(5)
-
-
-def _whole_request(connection: socket.socket) -> bytes:
-    data = b""
-    while b"\r\n\r\n" not in data:
-        data += connection.recv(65536)
-    head, body = data.split(b"\r\n\r\n", 1)
-    lengths = [int(line.split(b":")[1]) for line in head.split(b"\r\n") if line.lower().startswith(b"content-length")]
-    while len(body) < sum(lengths):
-        body += connection.recv(65536)
-    return head + b"\r\n\r\n" + body
-
-
-Served = Callable[..., Replay]
-
-
 @pytest.fixture
-def served() -> Iterator[Served]:
-    servers: list[Replay] = []
-
-    def serve(response: bytes, **options: Any) -> Replay:
-        servers.append(Replay(response, **options))
-        return servers[-1]
-
-    yield serve
-    for server in servers:
-        server.close()
-
-
-@pytest.fixture
-def plain(served: Served) -> Callable[[str], Answer]:
+def plain() -> Callable[[str], Answer]:
     def read(name: str) -> Answer:
-        with Client(served((DATA / f"{name}.resp").read_bytes()).url) as client:
-            return client.get("/any", deadline=5)
+        with serving(answering((DATA / f"{name}.resp").read_bytes())) as server:
+            return Client(server.url).get("/any", deadline=30)
 
     return read
 
 
 @pytest.fixture
-def streamed(served: Served) -> Callable[[str], Stream]:
+def streamed() -> Callable[[str], Stream]:
     def read(name: str) -> Stream:
-        with Client(served((DATA / f"{name}.resp").read_bytes()).url) as client:
-            return client.stream({}, deadline=5)
+        with serving(answering((DATA / f"{name}.resp").read_bytes())) as server:
+            return Client(server.url).stream({}, deadline=30)
 
     return read
 
@@ -144,22 +84,22 @@ def test_a_stream_without_usage_is_complete_but_fails_the_check(streamed: Stream
 @pytest.mark.parametrize(
     ("cut_at", "missing"), [(b'"finish_reason":"length"', "no final chunk"), (b"data: [DONE]", "no [DONE]")]
 )
-def test_a_stream_that_ends_early_with_http_200_is_a_failed_request(served: Served, cut_at: bytes, missing: str) -> None:
+def test_a_stream_that_ends_early_with_http_200_is_a_failed_request(cut_at: bytes, missing: str) -> None:
     head, body = (DATA / "long_first.resp").read_bytes().split(b"\r\n\r\n", 1)
     head = head.replace(b"Transfer-Encoding: chunked\r\n", b"")  # so that closing the connection is a regular end of the body
     events = b"".join(line + b"\n\n" for line in body.split(b"\n") if line.startswith(b"data:"))
-    with Client(served(head + b"\r\n\r\n" + events[: events.index(cut_at)]).url) as client:
-        stream = client.stream({}, deadline=5)
+    with serving(answering(head + b"\r\n\r\n" + events[: events.index(cut_at)])) as server:
+        stream = Client(server.url).stream({}, deadline=30)
     assert (stream.answer.status, stream.complete) == (200, False)
     check = smoke.judge_stream(stream, EXPECT)
     assert not check.passed
     assert missing in check.detail
 
 
-def test_a_connection_that_breaks_in_a_chunk_is_told_as_such(served: Served) -> None:
+def test_a_connection_that_breaks_in_a_chunk_is_told_as_such() -> None:
     recorded = (DATA / "long_first.resp").read_bytes()
-    with Client(served(recorded[: len(recorded) // 2]).url) as client:
-        stream = client.stream({}, deadline=5)
+    with serving(answering(recorded[: len(recorded) // 2])) as server:
+        stream = Client(server.url).stream({}, deadline=30)
     assert stream.trouble.startswith("the connection failed")
     assert stream.events
 
@@ -170,41 +110,6 @@ def test_an_error_event_in_a_stream_is_a_failed_request() -> None:
     assert "ran out of pages" in stream.trouble
 
 
-def test_a_silent_server_is_given_up_at_the_deadline(served: Served) -> None:
-    head = (DATA / "long_first.resp").read_bytes()[:300]
-    for response, missing in ((b"", "no answer"), (head, "no more of the answer")):
-        with Client(served(response, stay_silent=30).url) as client:
-            start = time.monotonic()
-            stream = client.stream({}, deadline=0.3)
-        assert missing in stream.trouble
-        assert time.monotonic() - start < 5
-
-
-def test_a_refused_connection_is_a_value() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-    with Client(f"http://127.0.0.1:{port}") as client:
-        answer = client.get("/v1/models", deadline=2)
-    assert (answer.status, answer.ok) == (0, False)
-    assert "connection failed" in answer.trouble
-
-
-def test_the_api_key_goes_into_the_header_and_nowhere_else(served: Served, plain: Plain) -> None:
-    server = served((DATA / "v1_models.resp").read_bytes())
-    with Client(server.url, Secret("sk-of-ours")) as client:
-        assert client.get("/v1/models").ok
-        assert "sk-of-ours" not in repr(vars(client))
-    assert b"authorization: bearer sk-of-ours" in server.heard[0].lower()
-    assert plain("apikey_nokey_chat").trouble == "HTTP 401: Unauthorized"
-
-
-@pytest.mark.parametrize("size", [1, 2, 7, 4096])
-def test_events_are_found_however_the_bytes_are_cut(size: int) -> None:
-    text = 'data: {"a": "line\u2028end é"}\r\n\r\ndata: [DONE]\n\n'.encode()
-    blocks = (text[at : at + size] for at in range(0, len(text), size))
-    assert list(sse_payloads(blocks)) == ['{"a": "line\u2028end é"}', "[DONE]"]
-
-
 def test_the_served_name_is_read_from_the_model_list(plain: Plain) -> None:
     models, info = plain("v1_models"), plain("model_info")
     assert smoke.judge_names(models, info, EXPECT).passed
@@ -212,7 +117,9 @@ def test_the_served_name_is_read_from_the_model_list(plain: Plain) -> None:
     assert not check.passed
     assert check.setting == "pools.qwen38.model"
     assert "serves qwen3.8-27b instead of qwen4" in check.detail
-    assert not smoke.judge_names(plain("apikey_nokey_chat"), info, EXPECT).passed
+    refused = plain("apikey_nokey_chat")
+    assert refused.trouble == "HTTP 401: Unauthorized"
+    assert not smoke.judge_names(refused, info, EXPECT).passed
 
 
 def test_the_context_length_is_what_the_server_tells_its_clients(plain: Plain) -> None:
@@ -336,8 +243,7 @@ def test_a_server_that_answers_nothing_ends_the_smoke_test_at_once() -> None:
     told: list[smoke.Check] = []
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-    with Client(f"http://127.0.0.1:{port}") as client:
-        report = smoke.smoke(client, EXPECT, told.append)
+    report = smoke.smoke(Client(f"http://127.0.0.1:{port}"), EXPECT, told.append)
     assert [check.name for check in report.checks] == ["model name"]
     assert tuple(told) == report.failures == report.checks
     assert not report.passed

@@ -9,11 +9,11 @@
       genAttrs = names: make: builtins.listToAttrs (map (name: { inherit name; value = make name; }) names);
 
       modules = [
-        "annotated-types" "anyio" "bcrypt" "certifi" "cffi" "click" "cryptography" "decorator" "deprecated" "execnet" "fabric" "grimp"
-        "h11" "httpcore" "httpx" "hypothesis" "idna" "iniconfig" "invoke" "jinja2" "librt" "markdown-it-py" "markupsafe"
+        "annotated-types" "bcrypt" "certifi" "cffi" "charset-normalizer" "click" "cryptography" "decorator" "deprecated" "execnet" "fabric" "grimp"
+        "hypothesis" "idna" "iniconfig" "invoke" "jinja2" "librt" "markdown-it-py" "markupsafe"
         "mdurl" "mypy" "mypy-extensions" "packaging" "paramiko" "pathspec" "pip" "pluggy" "pycparser" "pydantic"
-        "pydantic-core" "pygments" "pynacl" "pytest" "pytest-testinfra" "pytest-xdist" "rich" "ruamel-yaml" "sortedcontainers"
-        "types-paramiko" "typing-extensions" "typing-inspection" "wrapt"
+        "pydantic-core" "pygments" "pynacl" "pytest" "pytest-testinfra" "pytest-xdist" "pyyaml" "requests" "rich" "ruamel-yaml"
+        "sortedcontainers" "types-paramiko" "types-pyyaml" "types-requests" "typing-extensions" "typing-inspection" "urllib3" "wrapt"
       ];
 
       # Attribute -> the programs that come with it.
