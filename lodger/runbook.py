@@ -11,14 +11,14 @@ A state of the runbook's own is `state: shell` with `name`, `check`, `run`, and 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import yaml
 from markdown_it import MarkdownIt
-from ruamel.yaml import YAML
-from ruamel.yaml.error import MarkedYAMLError, YAMLError
 
 from lodger.errors import UsageError
 from lodger.states.base import Step
@@ -118,25 +118,54 @@ def _front_matter(text: str, file: str) -> tuple[dict[str, Any], str, int]:
         )
     end = lines.index("---", 1)
     try:
-        front = YAML(typ="safe").load("\n".join(lines[1:end]))
-    except YAMLError as error:
-        raise UsageError(f"{file}:1: its front matter is not YAML", cause=_what_is_wrong(error)) from error
+        front = _values("\n".join(lines[1:end]))
+    except ValueError as error:
+        raise UsageError(f"{file}:1: its front matter is not YAML", cause=str(error)) from error
     if not isinstance(front, dict):
         hint = "title, hosts, risk and duration, each `name: value`"
         raise UsageError(f"{file}:1: its front matter names nothing", hint=hint)
     return front, "\n".join(lines[end + 1 :]), end + 1
 
 
-def _what_is_wrong(error: YAMLError) -> str:
-    problem = error.problem if isinstance(error, MarkedYAMLError) else None
-    return problem or str(error).splitlines()[0]
+class _Loader(yaml.SafeLoader):
+    """Reads the values of YAML 1.2: ``on``, ``no`` and ``12:30`` are text, as they are to whoever reads the runbook.
+
+    A number that readers take for different ones (``010``, ``1_000``) is text too, and a mistake where a number is meant.
+    """
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        """Refuse a key that stands twice: the second would silently win."""
+        names = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
+        twice = next((name for name in names if names.count(name) > 1), None)
+        if twice is not None:
+            raise yaml.MarkedYAMLError(problem=f'found duplicate key "{twice}"')
+        return super().construct_mapping(node, deep)
+
+
+_Loader.yaml_implicit_resolvers = {}
+for _tag, _written, _first in (
+    ("null", r"~|null|Null|NULL|", ["~", "n", "N", ""]),
+    ("bool", r"true|True|TRUE|false|False|FALSE", list("tTfF")),
+    ("int", r"[-+]?(0|[1-9][0-9]*)", list("-+0123456789")),
+    ("float", r"[-+]?([0-9]+\.[0-9]*|\.[0-9]+|[0-9]+(?=[eE]))([eE][-+]?[0-9]+)?", list("-+.0123456789")),
+):
+    _Loader.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(rf"({_written})\Z"), _first)
+
+
+def _values(text: str) -> Any:
+    """Return what a YAML text says; raise ValueError with what is wrong in it."""
+    try:
+        return yaml.load(text, _Loader)  # noqa: S506  (a SafeLoader)
+    except yaml.YAMLError as error:
+        problem = error.problem if isinstance(error, yaml.MarkedYAMLError) else None
+        raise ValueError(problem or str(error).splitlines()[0]) from error
 
 
 def _block(content: str, heading: str, line: int) -> Block:
     try:
-        data = YAML(typ="safe").load(content)
-    except YAMLError as error:
-        raise ValueError(f"the block is not YAML: {_what_is_wrong(error)}") from error
+        data = _values(content)
+    except ValueError as error:
+        raise ValueError(f"the block is not YAML: {error}") from error
     if not isinstance(data, dict) or ("state" in data) == ("states" in data):
         raise ValueError("a block names either `state:` or `states:`")
     if data.get("state") == "shell":

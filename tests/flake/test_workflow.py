@@ -54,6 +54,7 @@ class Workflow(Strict):
 
 
 def read(text: str) -> Workflow:
+    # As GitHub reads it: the key `on` is text. To PyYAML it is true.
     return Workflow.model_validate(YAML(typ="safe").load(text))
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ruamel.yaml import YAML
+import yaml
 
 from lab import judge, system
 from lab.image import REGISTRY
@@ -23,8 +23,8 @@ ENGINE = f"{REGISTRY}/lmsysorg/sglang"
 Fresh = Callable[[str], Twin]
 
 
-def yaml(path: Path) -> Any:
-    return YAML(typ="safe").load(path.read_text())
+def values(path: Path) -> Any:
+    return yaml.safe_load(path.read_text())
 
 
 def smi(twin: Twin, query: str) -> list[list[str]]:
@@ -71,7 +71,7 @@ def test_twins_run_what_their_host_files_name(fresh: Fresh) -> None:
 
 def test_models_have_their_declared_size_and_take_no_room(node1: Twin) -> None:
     folder = "/data/models/Qwen3.8-27B-FP8"
-    declared = yaml(CHECKOUT / "hosts/fleet.yml")["models"]["qwen3.8-27b-fp8"]["size_bytes"]
+    declared = values(CHECKOUT / "hosts/fleet.yml")["models"]["qwen3.8-27b-fp8"]["size_bytes"]
     assert int(node1.exec(f"cat {folder}/* | head -c 0; du -bc {folder}/* | tail -1 | cut -f1").stdout) == declared
     assert int(node1.exec(f"du -sk {folder} | cut -f1").stdout) < 1024
 
@@ -98,7 +98,7 @@ def test_a_changed_host_key_is_refused(lab: Lab, node1: Twin, node2: Twin, tmp_p
 
 
 def test_the_overlay_replaces_only_what_a_twin_differs_in(lab: Lab, node1: Twin) -> None:
-    host, there = yaml(CHECKOUT / "hosts/node1.yml"), yaml(lab.overlay / "node1.yml")
+    host, there = values(CHECKOUT / "hosts/node1.yml"), values(lab.overlay / "node1.yml")
     assert there.pop("address") == node1.address
     assert there.pop("machine_id") == node1.machine_id
     assert there.pop("ssh") == {
@@ -108,7 +108,7 @@ def test_the_overlay_replaces_only_what_a_twin_differs_in(lab: Lab, node1: Twin)
         "known_hosts_file": str(node1.known_hosts_file),
     }
     assert there == {key: value for key, value in host.items() if key not in ("address", "ssh", "machine_id")}
-    fleet, overlaid = yaml(CHECKOUT / "hosts/fleet.yml"), yaml(lab.overlay / "fleet.yml")
+    fleet, overlaid = values(CHECKOUT / "hosts/fleet.yml"), values(lab.overlay / "fleet.yml")
     assert overlaid["images"]["sglang"].pop("digest") == digests(lab)["v0.5.19-cu129"]
     for data in (fleet, overlaid):  # what else differs is meant
         data.pop("weights")

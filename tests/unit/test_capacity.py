@@ -12,8 +12,8 @@ from typing import Any
 from xml.etree import ElementTree as ET
 
 import pytest
+import yaml
 from rich.console import Console
-from ruamel.yaml import YAML
 
 from lab.engine.sglang import capacity as simulated
 from lab.engine.sglang import model as simulated_models
@@ -428,7 +428,7 @@ def simulated_tokens(fleet: Fleet, host: str, free: int) -> int:
     images = {name: image.model_copy(update={"digest": f"sha256:{'5' * 64}"}) for name, image in fleet.images.items()}
     release = render(fleet.model_copy(update={"images": images}), fleet.hosts[host])
     compose = next(file.content for file in release.files if file.path == "worker-a/compose.yml")
-    words = [str(word) for word in YAML(typ="safe").load(compose)["services"]["engine"]["command"]]
+    words = [str(word) for word in yaml.safe_load(compose)["services"]["engine"]["command"]]
     folders = {
         f"/models/{fleet.models[name].directory}": dataclasses.replace(
             simulated_models.read(str(fleet.folder / "models" / name)), weight_bytes=model(name).weight_bytes

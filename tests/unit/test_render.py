@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from jinja2 import UndefinedError
-from ruamel.yaml import YAML
 
 from lodger import inventory
 from lodger.errors import InventoryError
@@ -93,7 +93,7 @@ def content(files: tuple[File, ...], path: str) -> str:
 
 def compose(release: Release, name: str) -> dict[str, Any]:
     text = content(release.files, f"{name}/compose.yml").replace("$$", "$")
-    data: dict[str, Any] = YAML(typ="safe").load(text)["services"]["router" if name == "router" else "engine"]
+    data: dict[str, Any] = yaml.safe_load(text)["services"]["router" if name == "router" else "engine"]
     return data
 
 
@@ -286,7 +286,7 @@ def test_virtual_address_is_rendered_only_where_the_site_wants_it(fleet: Fleet) 
 def test_router_beside_differs_in_policy_ports_and_name_alone(fleet: Fleet) -> None:
     host = fleet.hosts["node2"]
     beside = router_beside(fleet, host, "round_robin", 29100, 29101)
-    data = YAML(typ="safe").load(beside.files[0].content)["services"]["router"]
+    data = yaml.safe_load(beside.files[0].content)["services"]["router"]
     deployed = compose(render(fleet, host), "router")
     own = {"--policy": ["round_robin"], "--host": ["127.0.0.1"], "--port": ["29100"], "--prometheus-port": ["29101"]}
     assert values(data["command"]) == {**values(deployed["command"]), **own}

@@ -1,5 +1,6 @@
 """Every shipped runbook reads; each mistake in one is named with file and line, never with a traceback."""
 
+import contextlib
 import re
 import subprocess
 from collections.abc import Sequence
@@ -7,6 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from ruamel.yaml import YAML
+from ruamel.yaml.error import YAMLError
 
 from lodger import facts, inventory, runbook
 from lodger.command import Secret
@@ -125,6 +130,67 @@ def test_all_mistakes_are_named_at_once() -> None:
         ("4", "a"),
         ("12", "b"),
     ]
+
+
+SHELL = "state: shell\nname: clean\ncheck: test -e /x\nrun: echo\n"
+
+
+@pytest.mark.parametrize(
+    ("line", "key", "value"),
+    [
+        ("undo: no", "undo", "no"),
+        ("undo: 'on'", "undo", "on"),
+        ("undo: 12:30", "undo", "12:30"),
+        ("undo: 1_000", "undo", "1_000"),
+        ("undo: 0x10", "undo", "0x10"),
+        ("undo: 2026-09-19", "undo", "2026-09-19"),
+        ("undo: '7'", "undo", "7"),
+        ("undo: |\n  yes\n  no", "undo", "yes\nno\n"),
+        ("timeout: 90", "timeout", 90.0),
+    ],
+)
+def test_a_block_means_what_it_looks_like(line: str, key: str, value: object) -> None:
+    assert block(SHELL + line).blocks[0].shell[key] == value
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("undo: true", "`undo` is a script or a name, in quotes or after `|`"),
+        ("undo: 12", "`undo` is a script or a name, in quotes or after `|`"),
+        ("undo: 1.5", "`undo` is a script or a name, in quotes or after `|`"),
+        ("undo: ~", "`undo` is a script or a name, in quotes or after `|`"),
+        ("timeout: 010", "`timeout` is a number of seconds"),  # 8 to PyYAML
+        ("timeout: 1:30", "`timeout` is a number of seconds"),  # 90 to PyYAML
+        ("timeout: 1_000", "`timeout` is a number of seconds"),
+        ("timeout: yes", "`timeout` is a number of seconds"),
+        ("on: x", "`on` means nothing in a shell state"),  # the key True to PyYAML
+        ("undo: !!int x", "the block is not YAML: "),
+        ("undo: !!python/name:os.system", "the block is not YAML: "),
+    ],
+)
+def test_what_readers_take_for_different_values_is_never_guessed_at(line: str, said: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        block(SHELL + line)
+    assert said in caught.value.what
+
+
+def test_front_matter_means_what_it_looks_like() -> None:
+    front = "---\ntitle: on\nhosts: [no, node1]\nrisk: off\nduration: 1:30\n---\n"
+    found = parse(f"{front}# H\n\n```state\nstate: host_fit\n```\n", "t", "t.md")
+    assert (found.title, found.hosts, found.risk, found.duration) == ("on", ("no", "node1"), "off", "1:30")
+
+
+@given(st.text("0123456789abefnoxtruyslTNF_:.+-~ ", max_size=9))
+def test_a_value_is_that_of_yaml_1_2_or_the_text_itself(written: str) -> None:
+    line = f"a: {written}"
+    try:
+        reference = YAML(typ="safe", pure=True).load(line)
+    except YAMLError:
+        return
+    with contextlib.suppress(ValueError):
+        found = runbook._values(line)  # front matter and blocks are read by it alone
+        assert found == reference or found == {"a": written.strip()}, written
 
 
 @pytest.mark.parametrize(
