@@ -61,7 +61,7 @@
           text = ''
             export LODGER_CHECKOUT="''${LODGER_CHECKOUT:-$PWD}"
             export PYTHONPATH=${tree pkgs}
-            exec python3 -P -m lodger.cli "$@"
+            exec python3 -P -m lodger "$@"
           '';
         };
 
@@ -82,7 +82,7 @@
             pkgs.ruff
           ];
           text = ''
-            nixfmt flake.nix nix/*.nix tests/flake/nixpkgs/*.nix
+            nixfmt flake.nix nix/*.nix tests/packaging/nixpkgs/*.nix
             ruff format .
           '';
         };

@@ -27,7 +27,7 @@ from lab.run import run
 from lab.twin import Twin
 from lodger.checkout import ROOT
 from lodger.errors import LodgerError
-from lodger.report import table
+from lodger.terminal import table
 
 MODEL, SOURCE, DIRECTORY = "bench-81", "bench/eighty-one", "Bench-81"
 COUNT, TOTAL = 81, 2_000_000_000
@@ -135,7 +135,7 @@ def _in_twin(bench: Bench, script: str) -> list[str]:
 
 def _ours(bench: Bench, delayed: bool) -> list[str]:
     hosts = str(bench.inventory(delayed))
-    return [sys.executable, "-m", "lodger.cli", "fetch", "--host", bench.twin.name, "--model", MODEL, "--hosts-dir", hosts]
+    return [sys.executable, "-m", "lodger", "fetch", "--host", bench.twin.name, "--model", MODEL, "--hosts-dir", hosts]
 
 
 def _environment() -> dict[str, str]:

@@ -33,15 +33,32 @@ _BASE_PACKAGES = "ca-certificates,python3,procps,curl"
 _FILES = """
 cp -rT /lab/image/twin /
 chmod 440 /etc/sudoers.d/operator
-install /lab/gpu/container_hook.py /usr/bin/nvidia-container-runtime-hook
-install -Dt /usr/lib/twin/driver /lab/driver/inside/* /lab/gpu/nvidia_smi.py
+install -Dt /usr/lib/twin/driver /lab/driver/inside/* /lab/gpu/nvidia_smi.py /lab/gpu/container_hook.py
+mv /usr/lib/twin/world.py /usr/lib/twin/driver
+# A script is compiled anew whenever it starts, a module once: what runs at every boot or is asked often is a module.
+program() {
+    printf '#!/usr/bin/python3 -IS\\nimport sys\\nsys.path.insert(0, "/usr/lib/twin/driver")\\n' > $1
+    printf 'from %s import main\\nsys.exit(main())\\n' $2 >> $1
+    chmod 755 $1
+}
+program /usr/lib/twin/world world
+program /usr/lib/twin/driver/kernel kernel
+program /usr/bin/nvidia-container-runtime-hook container_hook
+for program in supervisorctl supervisord; do
+    printf '#!/usr/bin/python3\\nimport sys\\nsys.path.insert(0, "/usr/lib/twin/setuptools")\\n' > /usr/bin/$program
+    printf 'from supervisor.%s import main\\nsys.exit(main())\\n' $program >> /usr/bin/$program
+done
+python3 -m compileall -q --invalidation-mode unchecked-hash /usr/lib/twin
+# What systemd asks at every start and reload, and no container has.
+cd /usr/lib/systemd/system-generators
+rm -f *crypt* *debug* *getty* *gpt-auto* *hibernate* *integrity* *rc-local* *system-update* *verity* *sysv*
 for program in dmesg lsmod modinfo modprobe rmmod; do
-    for path in /usr/bin/$program /usr/sbin/$program; do [ ! -e $path ] || ln -sf /usr/lib/twin/driver/kernel.py $path; done
+    for path in /usr/bin/$program /usr/sbin/$program; do [ ! -e $path ] || ln -sf /usr/lib/twin/driver/kernel $path; done
 done
 # Every boot asks for a dozen modules of others: those go to the real program without a start of Python.
 mkdir /usr/lib/twin/real /usr/lib/twin/ours
 ln -s /bin/kmod /usr/lib/twin/real/modprobe
-ln -s /usr/lib/twin/driver/kernel.py /usr/lib/twin/ours/modprobe
+ln -s /usr/lib/twin/driver/kernel /usr/lib/twin/ours/modprobe
 rm /usr/sbin/modprobe
 cat > /usr/sbin/modprobe <<'END'
 #!/bin/sh

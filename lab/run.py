@@ -36,12 +36,14 @@ def run(
     stdin: str | bytes = b"",
     env: Mapping[str, str] | None = None,
     timeout: float = 600,
+    called: Sequence[str] = (),
 ) -> subprocess.CompletedProcess[str]:
-    """Run a program to its end and return its output as text.
+    """Run a program to its end and return its output as text. An error speaks of it as `called`.
 
     Raises LabError, with the last line the program wrote, when it fails (unless `check` is off) or outlives `timeout` seconds.
     """
     words = [str(word) for word in argv]
+    called = called or words
     data = stdin.encode() if isinstance(stdin, str) else stdin
     try:
         raw = subprocess.run(
@@ -50,11 +52,11 @@ def run(
     except FileNotFoundError as error:
         raise LabError(f"there is no program {words[0]} on this machine", "lab.up installs what the lab needs") from error
     except subprocess.TimeoutExpired as error:
-        raise LabError(f"`{' '.join(words[:4])}` did not end within {timeout:.0f} s") from error
+        raise LabError(f"`{' '.join(called[:4])}` did not end within {timeout:.0f} s") from error
     out, err = (text.decode(errors="replace") for text in (raw.stdout, raw.stderr))
     if check and raw.returncode:
         last = (err.strip() or out.strip() or "no output").splitlines()[-1]
-        raise LabError(f"`{' '.join(words[:6])}` ended with {raw.returncode}: {last}")
+        raise LabError(f"`{' '.join(called[:6])}` ended with {raw.returncode}: {last}")
     return subprocess.CompletedProcess(words, raw.returncode, out, err)
 
 

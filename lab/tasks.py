@@ -244,7 +244,7 @@ def crash(
     chosen = [f"--kinds={kinds}", f"--phases={phases}", f"--points={points}", f"--twins={twins}"]
     from lab.run import CHECKOUT  # noqa: PLC0415  late, like the rest
 
-    argv = [sys.executable, "-m", "tests.lab.crash", scenario, *chosen, *(["--resume"] if resume else [])]
+    argv = [sys.executable, "-m", "tests.twins.crash", scenario, *chosen, *(["--resume"] if resume else [])]
     raise Exit(code=subprocess.call(argv, cwd=CHECKOUT))
 
 

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from lab import inside
 from lab.image import CONTAINER_RIGHTS
 from lab.run import LabError, run, wait_until
 
@@ -60,7 +61,7 @@ class Twin:
         Raises LabError when it fails, unless `check` is off, or when it outlives `timeout` seconds.
         """
         words = ["sh", "-c", argv] if isinstance(argv, str) else list(argv)
-        return run(["docker", "exec", "-i", "-u", user, self.container, *words], check=check, stdin=stdin, timeout=timeout)
+        return inside.run(self.container, self.name, words, check=check, stdin=stdin, user=user, timeout=timeout)
 
     def ssh(self) -> list[str]:
         """Return the command line that logs in as the operator, strict about the host's key."""

@@ -61,7 +61,7 @@ def world(fleet: Fleet, host: Host, machine_id: str, driver: str) -> World:
             "models_dir": str(host.models_dir),
             "models": [model_files(model, fleet.folder / "models" / model.name) for model in fleet.models.values()],
             "commands": [],
-            "awaited": [],  # containers, and where they answer when they serve
+            "awaited": [],  # containers, and the ports at which they say that they are well
             "locks": 0,  # how many GPUs the supervised programs have memory of
         }
     )
@@ -107,7 +107,7 @@ def _neighbour(made: World, neighbour: Neighbour, host: Host, driver: str) -> No
             # With a driver too old for the engine's image, what ran before was an older service.
             if replaced and ENGINE_CODE.exists() and runs_engine(driver):
                 made.run(*start, *_engine_by_hand(host, port))
-                made.spec["awaited"].append([label, f"http://127.0.0.1:{port}/health"])
+                made.spec["awaited"].append([label, port])
             else:
                 made.run(*start, NOTEBOOK, *in_container)
         case "compose":

@@ -1,1 +1,1 @@
-"""Lodger: serves LLMs as a good guest on shared GPU servers."""
+"""Serve LLMs as a good guest on shared GPU servers."""

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 from pathlib import Path
 
 # An installed Lodger keeps its code elsewhere: there the variable names the folder with hosts/, journal/ and the history.
-ROOT = Path(os.environ.get("LODGER_CHECKOUT") or Path(__file__).parent.parent).resolve()
+CODE = Path(__file__).resolve().parent.parent
+"""Where this code lies, and beside it its templates, runbooks, witnesses and shipped inventory."""
+ROOT = Path(os.environ.get("LODGER_CHECKOUT") or CODE).resolve()
 UNKNOWN = "unknown"
 _DIRTY = "-dirty"
 
 
 def revision(root: Path = ROOT) -> str:
     """Return the commit of the checkout, with ``-dirty`` when files differ from it; ``unknown`` outside git."""
-    commit = _git(root, "rev-parse", "HEAD")
-    if commit is None:
+    said = _git(root, "status", "--porcelain=v2", "--branch", "--untracked-files=no")
+    found = re.match(r"# branch\.oid ([0-9a-f]+)$", said or "", re.MULTILINE)
+    if found is None:
         return UNKNOWN
-    return commit + (_DIRTY if _git(root, "status", "--porcelain", "--untracked-files=no") else "")
+    return found[1] + (_DIRTY if re.search(r"^[^#]", said or "", re.MULTILINE) else "")
 
 
 def contains(deployed: str, root: Path = ROOT) -> bool:

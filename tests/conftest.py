@@ -25,7 +25,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 # Modules that take longest, in this order. They begin first: at the end only short ones are left to even out.
 _LONG = (
-    "test_driver_upgrade",
+    "test_undo",
     "test_deploy",
     "test_pool",
     "test_twins",
@@ -39,7 +39,7 @@ _LONG = (
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     def rank(item: pytest.Item) -> tuple[int, bool]:
         name = item.path.stem
-        return _LONG.index(name) if name in _LONG else len(_LONG), "lab" not in item.path.parts
+        return _LONG.index(name) if name in _LONG else len(_LONG), "twins" not in item.path.parts
 
     items.sort(key=rank)
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import NoReturn
 
 CONTROL = Path("/run/gpu-sim")
+PROGRAMS = Path(__file__).parent  # what nvidia-smi is a part of
 LIBRARIES = tuple(Path("/usr/lib/x86_64-linux-gnu", name) for name in ("libnvidia-ml.so.1", "libcuda.so.1"))
 COMPARE = {
     ">=": lambda a, b: a >= b,
@@ -121,7 +122,7 @@ def main() -> None:
     root = Path(config["root"]["path"])
     root = root if root.is_absolute() else bundle / root
     libraries = [str(path) for link in LIBRARIES if link.is_symlink() for path in (link, link.parent / link.readlink())]
-    wanted = [*chosen, "/dev/nvidiactl", "/dev/nvidia-uvm", "/usr/bin/nvidia-smi", *libraries, str(CONTROL)]
+    wanted = [*chosen, "/dev/nvidiactl", "/dev/nvidia-uvm", "/usr/bin/nvidia-smi", str(PROGRAMS), *libraries, str(CONTROL)]
     done = subprocess.run(
         ["nsenter", f"--mount=/proc/{state['pid']}/ns/mnt", "sh", "-c", MOUNT, "sh", str(root), *wanted],
         capture_output=True,
@@ -133,4 +134,5 @@ def main() -> None:
         fail(f"mount error: {done.stderr.strip()}")
 
 
-main()
+if __name__ == "__main__":
+    main()

@@ -2,23 +2,22 @@
 """The simulated nvidia-smi: reads the device files and the record locks that stand for GPU memory.
 
 A device file's first line is JSON that describes the GPU; a locked byte range from 1 MiB on is memory, one byte a MiB.
-Self-contained: the package nvidia-utils brings it, and the container hook mounts this one file into containers.
+The package nvidia-utils brings a script that calls this module, and the container hook mounts both into containers.
 """
 
-import argparse
-import datetime
 import fcntl
 import json
 import os
 import struct
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 DEV = Path(os.environ.get("SIM_DEV_DIR", "/dev"))
 LIBRARY = Path("/usr/lib/x86_64-linux-gnu/libnvidia-ml.so.1")
 FAULTS = Path("/var/lib/twin/faults")
-VERSION = "@VERSION@"  # of the package that brings it
+VERSION = "unknown"  # of the package that brings it
 MEMORY_AT = 1 << 20
 FLOCK = "hhqqi4x"
 RENAMED_REASONS = 550  # first driver branch that takes clocks_event_reasons
@@ -83,7 +82,7 @@ Row = dict[str, tuple[object, str]]  # field -> value and unit
 def gpu_row(gpu: Gpu) -> Row:
     """Return what --query-gpu can ask of a GPU."""
     bus = f"00000000:{gpu.index + 1:02X}:00.0"
-    now = datetime.datetime.now().astimezone().strftime("%Y/%m/%d %H:%M:%S.000")
+    now = time.strftime("%Y/%m/%d %H:%M:%S.000")
     index = str(gpu.index)
     held_down = int(fault("throttled").get(index, "0x1"), 16)  # 0x1: the clocks are low because nothing runs
     uncorrected = fault("ecc-errors").get(index, "")
@@ -165,7 +164,7 @@ def overview(gpus: list[Gpu]) -> int:
     """Print the table that a bare nvidia-smi prints."""
     info = gpus[0].info if gpus else {"driver": "N/A"}
     line = "+-----------------------------------------+------------------------+----------------------+"
-    print(datetime.datetime.now().astimezone().strftime("%a %b %e %H:%M:%S %Y       "))
+    print(time.strftime("%a %b %e %H:%M:%S %Y       "))
     print("+" + "-" * 89 + "+")
     head = f"NVIDIA-SMI {VERSION}"
     print(f"| {head:<34}Driver Version: {info['driver']:<15}CUDA Version: {info.get('cuda', 'N/A'):<8} |")
@@ -252,17 +251,28 @@ def topology(gpus: list[Gpu], words: list[str]) -> int:
     return 1
 
 
+def given(words: list[str]) -> dict[str, str] | None:
+    """Return the options of a command line by their long names, or None when there is one that is not known.
+
+    By hand, for what the library brings takes as long to load as the answer takes.
+    """
+    found, rest = {}, iter(words)
+    for word in rest:
+        name, equals, value = word.partition("=")
+        name = {"-L": "--list-gpus", "-i": "--id"}.get(name, name)
+        if name not in {"--list-gpus", "--id", "--query-gpu", "--query-compute-apps", "--format"}:
+            return None
+        found[name] = value if equals or name == "--list-gpus" else next(rest, "")
+    return found
+
+
 def main() -> int:
     """Answer as the real program would; return its exit code."""
-    parse = argparse.ArgumentParser(prog="nvidia-smi")
-    parse.add_argument("-L", "--list-gpus", action="store_true")
-    parse.add_argument("-i", "--id", default="")
-    parse.add_argument("--query-gpu", default="")
-    parse.add_argument("--query-compute-apps", default="")
-    parse.add_argument("--format", default="")
-    parse.add_argument("-pm", "--persistence-mode")
     topo = sys.argv[1:2] == ["topo"]
-    options = parse.parse_args([] if topo else None)
+    options = given([] if topo else sys.argv[1:])
+    if options is None:
+        print("Invalid combination of input arguments. Please run 'nvidia-smi -h' for help.")
+        return 2
     own = "SIM_DEV_DIR" not in os.environ  # devices of a run outside a twin have no library to go with
     if own and not LIBRARY.is_symlink():
         print(
@@ -290,22 +300,23 @@ def main() -> int:
     gpus = [Gpu(path) for path in paths]
     if topo:
         return topology(gpus, sys.argv[2:])
-    if options.id:
-        gpus = [gpu for gpu in gpus if {str(gpu.index), gpu.info["uuid"]} & set(options.id.split(","))]
+    if "--id" in options:
+        gpus = [gpu for gpu in gpus if {str(gpu.index), gpu.info["uuid"]} & set(options["--id"].split(","))]
         if not gpus:
             print("No devices were found")
             return 6
-    style = options.format.replace(" ", "").split(",")
-    if options.list_gpus:
+    style = options.get("--format", "").replace(" ", "").split(",")
+    if "--list-gpus" in options:
         for gpu in gpus:
             print(f"GPU {gpu.index}: {gpu.info['name']} (UUID: {gpu.info['uuid']})")
         return 0
-    if options.query_gpu:
-        return answer(options.query_gpu, gpu_row(gpus[0]), [gpu_row(gpu) for gpu in gpus], style)
-    if options.query_compute_apps:
+    if query := options.get("--query-gpu"):
+        return answer(query, gpu_row(gpus[0]), [gpu_row(gpu) for gpu in gpus], style)
+    if query := options.get("--query-compute-apps"):
         rows = [app_row(gpu, pid, mib) for gpu in gpus for pid, mib in sorted(gpu.processes.items())]
-        return answer(options.query_compute_apps, app_row(gpus[0], 0, 0), rows, style)
+        return answer(query, app_row(gpus[0], 0, 0), rows, style)
     return overview(gpus)
 
 
-sys.exit(main())
+if __name__ == "__main__":
+    sys.exit(main())

@@ -10,9 +10,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from lodger.capacity import Subject
-from lodger.capacity.advice import Option, most
-from lodger.capacity.sizing import Prediction, state_bytes
+from lodger.capacity.prediction import Option, Prediction
+from lodger.capacity.subject import Subject
 
 _COLOURS = {
     "neighbours": "#8c564b", "driver": "#7f7f7f", "weights": "#1f77b4", "draft": "#17becf", "KV cache": "#2ca02c",
@@ -22,22 +21,25 @@ _COLOURS = {
 _WIDTH = 60  # characters of a bar
 
 
+def _colour(part: str) -> str:
+    return _COLOURS.get(part, "#e377c2")
+
+
 def as_json(name: str, about: Subject, predicted: Prediction, options: Sequence[Option]) -> dict[str, Any]:
     """Return one worker's prediction as JSON; sizes in MiB."""
-    admitted = most(about)
     return {
         "worker": name,
         "tp": about.tp,
         "gpu_memory_mib": about.gpu.memory,
         "parts_mib": {part: round(mib) for part, mib in predicted.parts},
         "requests_at_once": predicted.running,
-        "requests_admitted": admitted.running,
+        "requests_admitted": about.most().running,
         "kv_tokens": predicted.tokens,
-        "kv_bytes_per_token": predicted.pools.token_bytes,
+        "kv_bytes_per_token": predicted.token_bytes,
         "longest_request_tokens": predicted.longest,
-        "state_slots": predicted.pools.slots,
-        "state_slots_per_request": predicted.pools.slots_per_request if predicted.pools.slots else 0,
-        "state_bytes_per_slot": state_bytes(about.target, about.tp, about.engine.mamba_ssm_dtype),
+        "state_slots": predicted.state_slots,
+        "state_slots_per_request": predicted.state_slots_per_request,
+        "state_bytes_per_slot": predicted.state_slot_bytes,
         "correction_mib": about.correction,
         "reconstructed": about.target.reconstructed or bool(about.drafter and about.drafter.reconstructed),
         "options": [option.__dict__ for option in options],
@@ -50,12 +52,12 @@ def show(console: Console, title: str, about: Subject, predicted: Prediction, op
     console.print(Text(f"{title}: each of {about.tp} GPUs of {about.gpu.memory / 1024:.0f} GiB", style="bold"))
     bar = Text()
     for (name, _), cells in zip(parts, _cells([mib for _, mib in parts]), strict=True):
-        bar.append("█" * cells, style=_COLOURS[name])
+        bar.append("█" * cells, style=_colour(name))
     console.print(bar)
     table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
     for name, mib in parts:
         table.add_row(
-            Text(f"█ {name}", style=_COLOURS[name]), Text(f"{mib:,.0f} MiB", justify="right"), f"{mib / about.gpu.memory:.0%}"
+            Text(f"█ {name}", style=_colour(name)), Text(f"{mib:,.0f} MiB", justify="right"), f"{mib / about.gpu.memory:.0%}"
         )
     console.print(table)
     if predicted.spare < 0:
@@ -77,12 +79,12 @@ def show(console: Console, title: str, about: Subject, predicted: Prediction, op
 
 def facts(about: Subject, predicted: Prediction) -> list[str]:
     """Return what the memory admits, in sentences."""
-    admitted = most(about).running
+    admitted = about.most().running
     lines = [f"{predicted.running} requests at once ({predicted.asked} declared, {admitted} admitted)"]
-    if slots := predicted.pools.slots:
-        size = state_bytes(about.target, about.tp, about.engine.mamba_ssm_dtype) / 2**20
-        lines[0] += f": {slots} state slots of {size:.2f} MiB, {predicted.pools.slots_per_request} a request"
-    per_token = predicted.pools.token_bytes / 1024
+    if slots := predicted.state_slots:
+        size = predicted.state_slot_bytes / 2**20
+        lines[0] += f": {slots} state slots of {size:.2f} MiB, {predicted.state_slots_per_request} a request"
+    per_token = predicted.token_bytes / 1024
     lines.append(
         f"{predicted.tokens:,} tokens of KV cache, {per_token:.1f} KiB each; one request may have {predicted.longest:,}"
     )
@@ -114,15 +116,14 @@ def svg(workers: Sequence[tuple[str, Prediction]]) -> str:
             if mib <= 0:
                 continue
             lines.append(
-                f'<rect x="{x:.1f}" y="{y}" width="{mib * scale:.1f}" height="26" fill="{_COLOURS[name]}">'
+                f'<rect x="{x:.1f}" y="{y}" width="{mib * scale:.1f}" height="26" fill="{_colour(name)}">'
                 f"<title>{name}: {mib:,.0f} MiB</title></rect>"
             )
             x += mib * scale
     bottom = 30 + len(workers) * height
-    for index, (name, colour) in enumerate(_COLOURS.items()):
+    for index, (name, mib) in enumerate(part for _, predicted in workers[:1] for part in predicted.parts):
         x, y = 20 + index % 6 * 155, bottom + index // 6 * 22
-        mib = sum(dict(predicted.parts)[name] for _, predicted in workers[:1])
-        lines.append(f'<rect x="{x:.0f}" y="{y}" width="12" height="12" fill="{colour}"/>')
+        lines.append(f'<rect x="{x:.0f}" y="{y}" width="12" height="12" fill="{_colour(name)}"/>')
         lines.append(f'<text x="{x + 18:.0f}" y="{y + 11}">{name} {mib / 1024:.2f} GiB</text>')
     body = "\n".join(lines)
     view = f'viewBox="0 0 {width} {bottom + 50}"'

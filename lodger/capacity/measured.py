@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from lodger.capacity.sizing import NoRoom, Prediction
+from lodger.capacity.prediction import NoRoom, Prediction
 from lodger.errors import InventoryError
 
 FOLDER = "measured"
@@ -41,7 +41,7 @@ class Comparison:
 
 
 def compare(prediction: Prediction, tokens: int, running: int | None = None) -> Comparison:
-    """Return a prediction beside the ``tokens`` of KV cache and the ``running`` requests that /server_info or the log tells."""
+    """Return a prediction beside the ``tokens`` of KV cache and the ``running`` requests that an engine reports."""
     return Comparison(prediction.running, running, prediction.tokens, tokens)
 
 

@@ -1,31 +1,34 @@
 """What is known to break, checked against the inventory with no host at all.
 
-A rule is one small function in a module beside this one, registered with its number, its gravity, and inventories in which
-it must and must not fire. :func:`check` asks all of them. A rule that is wrong for a site is silenced where its finding is
-by a comment on that line, or above it: ``# allow L021: the network is private``. It covers everything below that key.
+A rule is one small function, registered with its number, its gravity, and inventories in which it must and must not fire.
+Those in modules beside this one hold for every engine, those of one engine stand with it. :func:`check` asks some of them about
+what they see. A rule that is wrong for a site is silenced where its finding is by a comment on that line, or above it:
+``# allow L021: the network is private``. It covers everything below that key.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from lodger.errors import InventoryError
-from lodger.inventory import Fleet, Host
-from lodger.lint import engines, images, sites
-from lodger.lint.rule import RULES, Hit, Place, Rule, Severity, View
+from lodger.inventory import Fleet
+from lodger.lint import images, sites, workers
+from lodger.lint.location import Location
+from lodger.lint.rule import RULES, Hit, Rule, Rules, Severity
+from lodger.lint.view import ServedWorker, View
 
-__all__ = ["RULES", "Finding", "Rule", "Severity", "check", "errors", "refuse"]
+__all__ = ["RULES", "LintFinding", "Rule", "Rules", "ServedWorker", "Severity", "View", "check", "errors", "ordered", "refuse"]
 
 MANUAL = "README-ops.md"
 _ALLOW = re.compile(r"#\s*allow\s+(L\d{3}):\s*([^\s#][^#]*)")
-_MODULES = (images, engines, sites)  # importing them registered their rules
+_MODULES = (images, workers, sites)  # importing them registered their rules
 
 
 @dataclass(frozen=True)
-class Finding:
+class LintFinding:
     """One thing that will break, or may: the rule, where it stands, why, and what to write instead."""
 
     rule: str
@@ -48,19 +51,22 @@ class Finding:
         return {**self.__dict__, "severity": str(self.severity), "link": self.link}
 
 
-def check(fleet: Fleet, hosts: Sequence[Host] | None = None) -> list[Finding]:
-    """Return what every rule finds about ``hosts`` (all of the fleet's when None) and what they use, gravest first."""
-    view = View.of(fleet, list(fleet.hosts.values()) if hosts is None else hosts)
-    found = {_finding(fleet, rule, hit) for rule in RULES.values() for hit in rule.find(view)}
-    return sorted(found, key=lambda one: (one.severity.rank, one.file, one.line, one.rule, one.reason))
+def check(view: View, rules: Mapping[str, Rule]) -> set[LintFinding]:
+    """Return what each of ``rules`` finds in ``view``."""
+    return {_finding(view.fleet, rule, hit) for rule in rules.values() for hit in rule.find(view)}
 
 
-def errors(findings: Iterable[Finding]) -> list[Finding]:
+def ordered(findings: Iterable[LintFinding]) -> list[LintFinding]:
+    """Return findings, gravest first."""
+    return sorted(findings, key=lambda one: (one.severity.rank, one.file, one.line, one.rule, one.reason))
+
+
+def errors(findings: Iterable[LintFinding]) -> list[LintFinding]:
     """Return those that must be mended before anything is deployed."""
     return [finding for finding in findings if finding.severity is Severity.ERROR]
 
 
-def refuse(findings: Iterable[Finding]) -> None:
+def refuse(findings: Iterable[LintFinding]) -> None:
     """Raise InventoryError when there are errors."""
     if grave := errors(findings):
         lines = [str(finding) for finding in grave]
@@ -70,15 +76,15 @@ def refuse(findings: Iterable[Finding]) -> None:
         raise InventoryError("\n".join([f"{len(lines)} things in the inventory are known to break", *lines]), hint=hint)
 
 
-def _finding(fleet: Fleet, rule: Rule, hit: Hit) -> Finding:
+def _finding(fleet: Fleet, rule: Rule, hit: Hit) -> LintFinding:
     path, line, reason = hit.place.file(fleet), hit.place.line(fleet), hit.reason
     severity = rule.severity
     if severity is not Severity.NOTE and (why := _allowed(fleet, rule.number, hit.place)):
         severity, reason = Severity.NOTE, f"{reason} (allowed: {why})"
-    return Finding(rule.number, severity, str(path), line, reason, hit.instead)
+    return LintFinding(rule.number, severity, str(path), line, reason, hit.instead)
 
 
-def _allowed(fleet: Fleet, number: str, place: Place) -> str:
+def _allowed(fleet: Fleet, number: str, place: Location) -> str:
     """Return the reason of a comment that allows rule ``number`` at ``place`` or at anything around it, "" for none."""
     try:
         lines = Path(place.file(fleet)).read_text(encoding="utf-8").splitlines()

@@ -1,20 +1,13 @@
-"""What a rule is, and what it sees of an inventory."""
+"""What a rule is: a function with its number, its gravity, and inventories in which it must and must not fire."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from enum import StrEnum
-from functools import cached_property
-from pathlib import Path
 
-from lodger import capacity
-from lodger.capacity import NoRoom, Prediction, Subject, advice
-from lodger.capacity.checkpoint import Checkpoint
-from lodger.inventory import Engine, Fleet, Host, Image, Pool, Worker
-
-_ROOT = Path(__file__).parents[2]
+from lodger.lint.location import Location
+from lodger.lint.view import View
 
 
 class Severity(StrEnum):
@@ -31,136 +24,15 @@ class Severity(StrEnum):
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where something stands: a path in fleet.yml or in a host's file, or a line of another document."""
-
-    loc: tuple[str | int, ...] = ()
-    host: str | None = None
-    document: tuple[Path, int] | None = None
-
-    def file(self, fleet: Fleet) -> Path:
-        """Return the file."""
-        return self.document[0] if self.document else fleet.folder / f"{self.host or 'fleet'}.yml"
-
-    def line(self, fleet: Fleet) -> int:
-        """Return the line, that of the nearest thing around it for what is not written down."""
-        return self.document[1] if self.document else int(fleet.where(*self.loc, host=self.host).rpartition(":")[2])
-
-    def around(self, fleet: Fleet) -> list[int]:
-        """Return the lines of all keys around it."""
-        if self.document:
-            return []
-        return [Place(self.loc[:depth], self.host).line(fleet) for depth in range(1, len(self.loc))]
-
-
-@dataclass(frozen=True)
 class Hit:
     """What a rule found: where, one sentence why it breaks, and what to write instead."""
 
-    place: Place
+    place: Location
     reason: str
     instead: str
 
 
-@dataclass(frozen=True)
-class Served:
-    """One worker with everything that follows from its settings."""
-
-    fleet: Fleet
-    host: Host
-    worker: Worker
-    engine: Engine
-    subject: Subject | None
-
-    @property
-    def pool(self) -> Pool:
-        """Its pool."""
-        return self.fleet.pools[self.worker.pool]
-
-    @property
-    def image(self) -> Image:
-        """The engine's image."""
-        return self.fleet.images[self.pool.image]
-
-    @cached_property
-    def target(self) -> Checkpoint | None:
-        """The model's description, None where none is kept."""
-        return capacity.describe(self.fleet, self.pool.model)
-
-    @cached_property
-    def drafter(self) -> Checkpoint | None:
-        """The draft's description, None where there is no draft or no description."""
-        return capacity.describe(self.fleet, self.engine.draft.model) if self.engine.draft and self.engine.draft.model else None
-
-    @cached_property
-    def outcome(self) -> Prediction | NoRoom | None:
-        """What the memory admits, why it admits nothing, or None where nothing is known."""
-        return self._predicted(lambda subject: subject.predict())
-
-    @cached_property
-    def most(self) -> Prediction | NoRoom | None:
-        """The same with as many requests as there is room for."""
-        return self._predicted(advice.most)
-
-    def _predicted(self, predict: Callable[[Subject], Prediction]) -> Prediction | NoRoom | None:
-        try:
-            return predict(self.subject) if self.subject else None
-        except NoRoom as error:
-            return error
-
-    @property
-    def name(self) -> str:
-        """How it is called in a sentence."""
-        return f"worker {self.worker.name} on {self.host.name}"
-
-    def at(self, *setting: str | int) -> Place:
-        """Return where a setting of its engine stands: at the worker, if it has its own, else at the pool."""
-        if setting and setting[0] in self.worker.engine:
-            return Place(("workers", self.worker.name, "engine", *setting), self.host.name)
-        return Place(("pools", self.pool.name, *setting))
-
-
-@dataclass(frozen=True)
-class View:
-    """What rules see: the hosts in question, their workers, and the documents that a release and its runbooks come from."""
-
-    fleet: Fleet
-    hosts: Sequence[Host]
-    workers: Sequence[Served]
-    templates: Mapping[Path, str] = field(default_factory=dict)
-    runbooks: Mapping[Path, str] = field(default_factory=dict)
-
-    @classmethod
-    def of(cls, fleet: Fleet, hosts: Sequence[Host], root: Path = _ROOT) -> View:
-        """Return the view of ``hosts``, with the templates and runbooks below ``root`` and those beside the inventory."""
-        workers = [
-            Served(fleet, host, worker, fleet.settings(worker), capacity.subject(fleet, host, worker))
-            for host in hosts
-            for worker in host.workers.values()
-        ]
-        own = _texts(fleet.folder / "runbooks", "*.md")
-        return cls(
-            fleet, hosts, workers, _texts(root / "templates", "*.compose.yml.j2"), _texts(root / "runbooks", "*.md") | own
-        )
-
-    def images(self) -> Iterator[Image]:
-        """Yield each image that the hosts use."""
-        pools = {worker.pool.name: worker.pool for worker in self.workers}
-        pools |= {host.router.pool: self.fleet.pools[host.router.pool] for host in self.hosts if host.router}
-        names = [name for pool in pools.values() for name in (pool.image, pool.router_image) if name]
-        yield from (self.fleet.images[name] for name in dict.fromkeys(names))
-
-
-def _texts(folder: Path, pattern: str) -> dict[Path, str]:
-    return {path: path.read_text(encoding="utf-8") for path in sorted(folder.glob(pattern))}
-
-
-def lines(documents: Mapping[Path, str], pattern: str) -> Iterator[tuple[Place, re.Match[str]]]:
-    """Yield each line of the documents in which ``pattern`` is found."""
-    for path, text in documents.items():
-        for number, line in enumerate(text.splitlines(), 1):
-            if found := re.search(pattern, line):
-                yield Place(document=(path, number)), found
+Find = Callable[[View], Iterator[Hit]]
 
 
 @dataclass(frozen=True)
@@ -169,7 +41,7 @@ class Rule:
 
     number: str
     severity: Severity
-    find: Callable[[View], Iterator[Hit]]
+    find: Find
     bad: tuple[str, ...]
     good: tuple[str, ...]
 
@@ -179,17 +51,21 @@ class Rule:
         return (self.find.__doc__ or "").splitlines()[0]
 
 
-RULES: dict[str, Rule] = {}
+class Rules(dict[str, Rule]):
+    """Rules by number."""
+
+    def rule(self, number: str, severity: Severity, *, bad: Sequence[str], good: Sequence[str]) -> Callable[[Find], Find]:
+        """Register a function as the rule ``number``."""
+
+        def register(find: Find) -> Find:
+            assert number not in self, f"{number} is taken"  # noqa: S101  a mistake of the programmer
+            self[number] = Rule(number, severity, find, tuple(bad), tuple(good))
+            return find
+
+        return register
 
 
-def rule(
-    number: str, severity: Severity, *, bad: Sequence[str], good: Sequence[str]
-) -> Callable[[Callable[[View], Iterator[Hit]]], Callable[[View], Iterator[Hit]]]:
-    """Register a function as the rule ``number``."""
+RULES = Rules()
+"""Those that are no engine's."""
 
-    def register(find: Callable[[View], Iterator[Hit]]) -> Callable[[View], Iterator[Hit]]:
-        assert number not in RULES, f"{number} is taken"  # noqa: S101  a mistake of the programmer
-        RULES[number] = Rule(number, severity, find, tuple(bad), tuple(good))
-        return find
-
-    return register
+rule = RULES.rule

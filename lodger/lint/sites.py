@@ -8,68 +8,18 @@ import ipaddress
 import re
 from collections.abc import Iterator
 
-from lodger.capacity import Prediction
-from lodger.lint.rule import Hit, Place, Severity, View, lines, rule
+from lodger.lint.location import Location
+from lodger.lint.rule import Hit, Severity, rule
+from lodger.lint.view import View, lines
 
 _EPHEMERAL = range(32768, 61000)  # Linux gives these to outgoing connections
 _ROUTER = "router: {pool: p, port: 30002, prometheus_port: 29000, listen: 10.0.0.1}"
 
 
 @rule(
-    "L040",
-    Severity.WARNING,
-    bad=["pools: {p: {routing: {balance_abs_threshold: 64}}}\n" + _ROUTER],
-    good=[
-        "pools: {p: {routing: {balance_abs_threshold: 3}}}\n" + _ROUTER,
-        "pools: {p: {routing: {balance_abs_threshold: 64}}}",
-    ],
-)
-def balance_threshold_never_reached(view: View) -> Iterator[Hit]:
-    """The router balances at a difference of requests that its workers never have."""
-    for host in view.hosts:
-        if host.router is None:
-            continue
-        pool = view.fleet.pools[host.router.pool]
-        running = [view.fleet.settings(worker).max_running_requests for _, worker in view.fleet.pool_workers(pool.name)]
-        predicted = [
-            served.outcome.running
-            for served in view.workers
-            if served.pool.name == pool.name and isinstance(served.outcome, Prediction)
-        ]
-        if (most := min(max(running, default=0), max(predicted, default=1 << 30))) <= pool.routing.balance_abs_threshold:
-            yield Hit(
-                Place(("pools", pool.name, "routing", "balance_abs_threshold")),
-                f"a worker runs {most} requests at once, so a difference of {pool.routing.balance_abs_threshold} never comes "
-                "about: one shared system prompt would send everybody to one worker",
-                f"balance_abs_threshold: {max(most // 2, 1)}",
-            )
-
-
-@rule(
-    "L041",
-    Severity.ERROR,
-    bad=["router_template: '      - --cb-failure-threshold'", "router_template: '      {# no --disable-circuit-breaker #}'"],
-    good=["router_template: '      - --disable-circuit-breaker'"],
-)
-def breaker_that_clients_trip(view: View) -> Iterator[Hit]:
-    """The router's circuit breaker counts a client's own mistakes."""
-    for path, text in view.templates.items():
-        if path.name.startswith("router.") and not re.search(r"^\s*- --disable-circuit-breaker$", text, re.MULTILINE):
-            yield Hit(
-                Place(document=(path, 1)),
-                "the router's breaker counts answers with status 400 as failures: 20 bad requests in a row took a healthy pool "
-                "of two down for a minute, while /readiness said ready",
-                "--disable-circuit-breaker, and health checks every few seconds",
-            )
-
-
-@rule(
     "L042",
     Severity.ERROR,
-    bad=[
-        "worker_template: '    restart: unless-stopped'",
-        "router_template: |\n  - --disable-circuit-breaker\n  restart: always",
-    ],
+    bad=["worker_template: '    restart: unless-stopped'", "worker_template: '    restart: always'"],
     good=["worker_template: '    restart: \"no\"'"],
 )
 def restart_policy_that_loops(view: View) -> Iterator[Hit]:
@@ -94,7 +44,7 @@ def port_of_outgoing_connections(view: View) -> Iterator[Hit]:
         for loc, port in _ports(host.name, view):
             if port in _EPHEMERAL:
                 yield Hit(
-                    Place(loc, host.name),
+                    Location(loc, host.name),
                     f"port {port} is in the range of outgoing connections ({_EPHEMERAL.start} to {_EPHEMERAL.stop - 1}): one "
                     "day it is taken when the service starts",
                     "a port below 32768 that nobody has",
@@ -112,7 +62,7 @@ def port_of_ssh(view: View) -> Iterator[Hit]:
     for host in view.hosts:
         for loc, port in _ports(host.name, view):
             if port in {22, host.ssh.port}:
-                yield Hit(Place(loc, host.name), f"port {port} is that of the host's SSH server", "a port that nobody has")
+                yield Hit(Location(loc, host.name), f"port {port} is that of the host's SSH server", "a port that nobody has")
 
 
 def _ports(host: str, view: View) -> Iterator[tuple[tuple[str, ...], int]]:
@@ -157,7 +107,7 @@ def open_to_everybody(view: View) -> Iterator[Hit]:
             address = ipaddress.ip_address(listen)
             if address.is_unspecified or address.is_global:
                 yield Hit(
-                    Place(loc, host.name),
+                    Location(loc, host.name),
                     f"{listen} lets everybody who reaches {host.name} use the model and {what}: no key is asked for",
                     f"{loc[-1]}: the host's address on the private network; or a key, the pool's `api_key_file`",
                 )
@@ -178,7 +128,7 @@ def neighbour_without_memory(view: View) -> Iterator[Hit]:
         for name, neighbour in host.neighbours.items():
             if neighbour.policy == "pause" and not neighbour.gpu_memory_mib:
                 yield Hit(
-                    Place(("neighbours", name), host.name),
+                    Location(("neighbours", name), host.name),
                     f"{name} stays on the GPUs beside our workers with no memory promised: what it really holds is missing "
                     "from their pools, and a deploy waits for it in vain",
                     "gpu_memory_mib: what nvidia-smi shows for it, in MiB a GPU",

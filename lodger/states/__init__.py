@@ -1,1 +1,1 @@
-"""States: the named conditions that runbooks are made of."""
+"""Conditions of a host, one file each."""

@@ -9,9 +9,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from lodger.command import Command, Transport
-from lodger.facts import Fact, Facts
-from lodger.footprint import Owner
+from lodger.host.command import Command, Transport
+from lodger.host.facts.base import Fact, Facts
+from lodger.host.ownership import Owner
 
 
 @dataclass(frozen=True)
@@ -92,10 +92,10 @@ class State:
         del read
         return ""
 
-    def remark(self, read: Facts) -> str:
-        """Return a line that whoever reads plan or report has to know of what establishing it means, "" for nothing."""
+    def remarks(self, read: Facts) -> list[str]:
+        """Return lines that whoever reads plan or report has to know of what establishing it means."""
         del read
-        return ""
+        return []
 
     def stops(self, read: Facts) -> list[str]:
         """Return the names of services that :meth:`act` takes down, for the ledger."""
@@ -131,17 +131,17 @@ class State:
 class Step:
     """A state within a runbook: where it stands there, and the testinfra files that confirm it.
 
-    ``item`` is the service or neighbour it stands for, "" for the host. ``turns`` names the pools whose restarts take turns
-    among hosts, none for a state that restarts nothing; the turn is given back after the state with ``last_of_turn``.
-    ``line`` is where its block stands in the runbook.
+    ``item`` is the service or neighbour it stands for, "" for the host. ``pools``: within each of them only one host at a time
+    restarts something; they are held from the first such state that acts to the one with ``frees_pools``. ``line`` is where
+    its block stands in the runbook.
     """
 
     state: State
     heading: str = ""
     witnesses: tuple[str, ...] = ()
     item: str = ""
-    turns: tuple[str, ...] = ()
-    last_of_turn: bool = False
+    pools: tuple[str, ...] = ()
+    frees_pools: bool = False
     line: int = 0
 
     @property

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from lodger.command import Command, quote
-from lodger.facts import Fact, Facts
+from lodger.host.command import Command, quote
+from lodger.host.facts.base import Fact, Facts
 from lodger.states.base import NoUndo, State
 
 

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
-from lodger import paths
-from lodger.command import Command, quote
-from lodger.facts import Fact
+from lodger.checkout import CODE
+from lodger.host import paths
+from lodger.host.command import Command, quote
+from lodger.host.facts.base import Fact
 from lodger.inventory import Model
 from lodger.weights import hub
-from lodger.weights.plan import OWN, Found, Manifest, Plan, parse_found, parse_manifest
+from lodger.weights.plan import OWN, FetchManifest, FetchPlan, FoundFolder, parse_found, parse_manifest
 
-_TEMPLATES = Path(__file__).parent.parent.parent / "templates"
-HOME = f"{paths.VAR}/fetch"
+_TEMPLATES = CODE / "templates"
+HOME = paths.FETCH
 LONGEST = 2 * 86400  # seconds after which a fetch, or the host that serves one, is ended whatever it does
 IDLE = 300  # seconds without a request after which a host that serves another ends
 LISTING = 32 * 1024 * 1024  # bytes of a listing that are read
@@ -28,15 +28,15 @@ def unit(model: str) -> str:
 
 
 @dataclass(frozen=True)
-class Reading:
+class WeightsFacts:
     """The facts of one model on one host."""
 
-    found: Fact[Found]
-    manifest: Fact[Manifest | None]
+    found: Fact[FoundFolder]
+    manifest: Fact[FetchManifest | None]
     running: Fact[str]
 
 
-def reading(root: str, model: Model) -> Reading:
+def reading(root: str, model: Model) -> WeightsFacts:
     """Return the facts of a model: its folder, its manifest, and the plan id of the fetch that runs ("" for none)."""
     target = f"{root}/{model.directory}"
     found = f"""target=$(realpath -m -- {quote([target])}); echo "$target"; realpath -m -- {quote([root])}
@@ -48,7 +48,7 @@ stat --printf 'own\\t%u %a %F\\n' "$target/{OWN}" 2> /dev/null
 [ ! -d "$target/{OWN}" ] || find "$target/{OWN}" -maxdepth 1 {_HALF} -printf 'half\\t%s\\t%f\\n'"""
     busy = f"""case $(systemctl is-active {unit(model.name)}) in active | activating | deactivating) ;; *) exit 0 ;; esac
 sed -n 's/^#id\\t//p' {HOME}/{model.name}/plan"""
-    return Reading(
+    return WeightsFacts(
         Fact(f"weights {target}", found, lambda text: parse_found(text.strip("\n"))),
         Fact(f"manifest {target}", f"cat {quote([f'{target}/{OWN}/manifest'])} 2>/dev/null || true", parse_manifest),
         Fact(f"fetch {model.name}", busy, str.strip),
@@ -69,7 +69,7 @@ def ask(url: str) -> Command:
     )
 
 
-def start(plan: Plan, text: str) -> Command:
+def start(plan: FetchPlan, text: str) -> Command:
     """Return the command that lays the plan and the script on the host and has systemd run it; ``text`` is the plan's.
 
     It prints ``started``, or ``running`` and the id of the plan of the fetch that was there before: two at once are one.
@@ -150,7 +150,7 @@ def planned(model: str) -> Command:
 
 def share(model: str, target: str, token: str, names: list[str]) -> Command:
     """Return the command that has a host serve files of a model to another; it prints the port."""
-    home, name = f"{paths.VAR}/share/{model}-{token}", f"lodger-share-{model}-{token}"
+    home, name = f"{paths.SHARE}/{model}-{token}", f"lodger-share-{model}-{token}"
     properties = {
         "RuntimeMaxSec": str(LONGEST),
         "StandardInput": f"file:{home}/names",

@@ -70,7 +70,7 @@ class Planned:
 
 
 @dataclass(frozen=True)
-class Plan:
+class FetchPlan:
     """What the host works from.
 
     ``directory`` is the model's folder below ``root``; ``origin`` the hub that listed the files, ``repository`` there,
@@ -107,7 +107,7 @@ class Plan:
         whole = "\n".join([self.target, self.commit, *sorted(file.record for file in self.files)])
         return hashlib.sha256(whole.encode()).hexdigest()[:12]
 
-    def taken_from(self, url: str) -> Plan:
+    def taken_from(self, url: str) -> FetchPlan:
         """Return the plan with every file at its path below ``url``."""
         return replace(self, files=tuple(replace(file, urls=(f"{url}/{quote(file.path)}",)) for file in self.files))
 
@@ -148,7 +148,9 @@ class Source:
         return {file.path: file for file in self.listing.files}
 
 
-def agreed(sources: Sequence[Source], model: str, root: str, directory: str, repository: str, revision: str | None) -> Plan:
+def agreed(
+    sources: Sequence[Source], model: str, root: str, directory: str, repository: str, revision: str | None
+) -> FetchPlan:
     """Return the plan of ``sources``, which come in order of preference; the first exact one decides what is fetched.
 
     Any other gives a file only if it lists it with the same size and no other hash; what it gives is checked against the
@@ -158,7 +160,7 @@ def agreed(sources: Sequence[Source], model: str, root: str, directory: str, rep
     if deciding is None:
         raise ValueError("none of them answers")
     files = tuple(Planned(file.path, file.size, file.hash, _urls(file, sources)) for file in deciding.files)
-    return Plan(model, root, directory, deciding.source, repository, revision or "", deciding.commit, files)
+    return FetchPlan(model, root, directory, deciding.source, repository, revision or "", deciding.commit, files)
 
 
 def _urls(file: Listed | Planned, sources: Sequence[Source]) -> tuple[str, ...]:
@@ -171,7 +173,9 @@ def _urls(file: Listed | Planned, sources: Sequence[Source]) -> tuple[str, ...]:
     )
 
 
-def remembered(plan: Plan, sources: Sequence[Source], endpoints: Sequence[str], repository: str, revision: str | None) -> Plan:
+def remembered(
+    plan: FetchPlan, sources: Sequence[Source], endpoints: Sequence[str], repository: str, revision: str | None
+) -> FetchPlan:
     """Return the plan of an earlier fetch for today, when none of ``sources`` decides: its hashes prove what they give.
 
     Each file comes from the sources that list it, then from where the plan had it, below one of ``endpoints``. Raises
@@ -192,7 +196,7 @@ def remembered(plan: Plan, sources: Sequence[Source], endpoints: Sequence[str], 
 
 
 @dataclass(frozen=True)
-class Manifest:
+class FetchManifest:
     """What a fetch recorded: headers, and for each path the hash, the size, and the time of its last change (s)."""
 
     headers: Mapping[str, str]
@@ -213,7 +217,7 @@ class Manifest:
         return revision is None or revision in {self.commit, self.revision}
 
 
-def parse_manifest(text: str) -> Manifest | None:
+def parse_manifest(text: str) -> FetchManifest | None:
     """Return the manifest; None for nothing. Raises ValueError on what no fetch wrote."""
     headers, files = {}, {}
     for line in text.split("\n"):
@@ -223,11 +227,11 @@ def parse_manifest(text: str) -> Manifest | None:
         elif line:
             hash_, size, changed, path = line.split("\t")
             files[path] = (Hash.read(hash_), int(size), int(changed))
-    return Manifest(headers, files) if headers else None
+    return FetchManifest(headers, files) if headers else None
 
 
 @dataclass(frozen=True)
-class Found:
+class FoundFolder:
     """A model's folder as it stands: path -> (kind as find's %y, size, last change in s); what is half there, by key.
 
     ``own`` is who owns our folder in it, with its mode and kind, "" where there is none.
@@ -241,7 +245,7 @@ class Found:
     own: str = ""
 
 
-def parse_found(text: str) -> Found:
+def parse_found(text: str) -> FoundFolder:
     """Return the folder that the fact's script printed; raise ValueError on anything else."""
     real, real_root, free, *lines = text.split("\n")
     files: dict[str, tuple[str, int, int]] = {}
@@ -256,20 +260,20 @@ def parse_found(text: str) -> Found:
             half[fields[1]] = int(fields[0])
         elif what == "own":
             own = fields[0]
-    return Found(real, real_root, files, half, int(free) * 1024, own)
+    return FoundFolder(real, real_root, files, half, int(free) * 1024, own)
 
 
-def complete(manifest: Manifest, found: Found) -> bool:
+def complete(manifest: FetchManifest, found: FoundFolder) -> bool:
     """Whether every file of the manifest is there as the fetch left it."""
     return all(found.files.get(path) == ("f", size, changed) for path, (_, size, changed) in manifest.files.items())
 
 
-def strangers(paths: Sequence[str], found: Found) -> list[str]:
+def strangers(paths: Sequence[str], found: FoundFolder) -> list[str]:
     """Return the files in the folder that are not of ``paths``: somebody else's, left alone."""
     return sorted(path for path, (kind, _, _) in found.files.items() if kind != "d" and path not in set(paths))
 
 
-def needed(plan: Plan, found: Found) -> int:
+def needed(plan: FetchPlan, found: FoundFolder) -> int:
     """Return the bytes that the fetch will still write: what is neither in place, by its size, nor half there."""
     total = 0
     for file in plan.files:
@@ -280,7 +284,7 @@ def needed(plan: Plan, found: Found) -> int:
     return total
 
 
-def refuse(plan: Plan, manifest: Manifest | None, found: Found, *, overwrite: bool) -> None:
+def refuse(plan: FetchPlan, manifest: FetchManifest | None, found: FoundFolder, *, overwrite: bool) -> None:
     """Raise Refused for what is known to be wrong before anything is written."""
     where = found.real_root.rstrip("/")
     if found.real != f"{where}/{plan.directory}":
@@ -311,7 +315,7 @@ def refuse(plan: Plan, manifest: Manifest | None, found: Found, *, overwrite: bo
                 )
 
 
-def no_room(need: int, found: Found, target: str) -> Refused:
+def no_room(need: int, found: FoundFolder, target: str) -> Refused:
     """Return the refusal for want of room."""
     return Refused(
         f"there is no room for the weights in {target}",
@@ -320,11 +324,11 @@ def no_room(need: int, found: Found, target: str) -> Refused:
     )
 
 
-def from_manifest(manifest: Manifest, model: str, root: str, directory: str) -> Plan:
+def from_manifest(manifest: FetchManifest, model: str, root: str, directory: str) -> FetchPlan:
     """Return the plan of what a manifest records, with no URLs: to hash it anew, or to take it from another host."""
     said = manifest.headers
     files = tuple(Planned(path, size, hash_) for path, (hash_, size, _) in manifest.files.items())
-    return Plan(
+    return FetchPlan(
         model,
         root,
         directory,
@@ -336,7 +340,7 @@ def from_manifest(manifest: Manifest, model: str, root: str, directory: str) -> 
     )
 
 
-def parse_plan(text: str, root: str, directory: str) -> Plan:
+def parse_plan(text: str, root: str, directory: str) -> FetchPlan:
     """Return the plan that ``Plan.text`` wrote; raise ValueError on anything else."""
     head, separator, body = text.partition("\n\n")
     if not separator:
@@ -347,4 +351,4 @@ def parse_plan(text: str, root: str, directory: str) -> Plan:
         _, size, hash_, path, *urls = line.split("\t")
         files.append(Planned(path, int(size), Hash.read(hash_), tuple(urls)))
     revision = said["revision"].removeprefix("-")
-    return Plan(said["model"], root, directory, said["origin"], said["repository"], revision, said["commit"], tuple(files))
+    return FetchPlan(said["model"], root, directory, said["origin"], said["repository"], revision, said["commit"], tuple(files))

@@ -6,14 +6,10 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
-from lodger.report import Terminal
+from lodger.terminal import Terminal
 from lodger.weights.host import Glimpse
-from lodger.weights.plan import Plan, Planned
-
-if TYPE_CHECKING:
-    from rich.progress import Progress
+from lodger.weights.plan import FetchPlan, Planned
 
 _WINDOW = 10.0  # seconds over which a rate is reckoned
 
@@ -54,7 +50,7 @@ def listen(before: Said, lines: Sequence[str]) -> Said:
     return Said(doing, tuple(news), tuple(errors), end, waiting)
 
 
-def arrived(plan: Plan, said: Said, glimpse: Glimpse) -> list[tuple[Planned, int, str]]:
+def arrived(plan: FetchPlan, said: Said, glimpse: Glimpse) -> list[tuple[Planned, int, str]]:
     """Return each file in the order of the plan's lines, the bytes of it that are there, and what it is at ("" for nothing).
 
     Of a file that is being hashed, those that were hashed count.
@@ -148,7 +144,7 @@ class Screen:
         else:
             self.terminal.note(host, text)
 
-    def show(self, host: str, plan: Plan, said: Said, glimpse: Glimpse) -> None:
+    def show(self, host: str, plan: FetchPlan, said: Said, glimpse: Glimpse) -> None:
         """Show where a fetch is."""
         files = arrived(plan, said, glimpse)
         there = sum(size for _, size, _ in files)

@@ -10,13 +10,18 @@ from pathlib import Path
 
 import pytest
 
-from lodger import facts, inventory, operate, runbook
-from lodger.command import Command
-from lodger.facts import Facts
+from lodger import inventory
+from lodger.host import facts
+from lodger.host.command import Command
+from lodger.host.facts.base import Facts
 from lodger.inventory import Fleet
-from lodger.render import render
+from lodger.plans import runbook
+from lodger.plans.deploy import Deploy
+from lodger.plans.rollback import Rollback
+from lodger.release.render import render
 from lodger.states.base import Step
-from lodger.states.rotation import Place, PoolComplete
+from lodger.states.pool_complete import PoolComplete
+from lodger.states.pool_place import PoolPlace, RouterMembers
 from tests.unit.readings import (
     base,
     captured,
@@ -61,7 +66,7 @@ def shown(steps: Sequence[Step], read: Facts, words: Mapping[str, str]) -> str:
 @pytest.mark.parametrize("name", ["node1", "node2"])
 def test_deploy_on_a_fresh_host(name: str, fleet: Fleet, golden: Golden) -> None:
     host = fleet.hosts[name]
-    plan = operate.deploy(fleet, host, runbook.load("deploy"), revision="0" * 40, contained=lambda _: False)
+    request = Deploy(fleet, host, runbook.load("deploy"), "0" * 40, contains=lambda _: False)
     read = captured(name)
     images = [image.reference for image in fleet.images.values()]
     there = [
@@ -72,18 +77,19 @@ def test_deploy_on_a_fresh_host(name: str, fleet: Fleet, golden: Golden) -> None
         ),
         *(
             (fact.name, "")
-            for service in operate.managed(render(fleet, host)).values()
-            for place in (operate.place(fleet, host, service),)
+            for service in request.release.by_name.values()
+            for place in (PoolPlace.of(request.guess, service),)
             for fact in (place.rotation, place.identities)
         ),
         *(
             (fact.name, "")
-            for roll in filter(None, [operate.roll(fleet, host, operate.managed(render(fleet, host)))])
-            for fact in PoolComplete(roll).facts
+            for service in request.release.by_name.values()
+            if service.kind == "router"
+            for fact in PoolComplete(RouterMembers.of(request.guess, service)).facts
         ),
     ]
     read = Facts({**read.sections, **{fact: (0, text) for fact, text in there}}, name)
-    steps, _ = plan.build(read, None)
+    steps = request.plan(read, None).steps
     assert not [blocker for step in steps for blocker in step.state.blockers(read) if not blocker.awaits]
     text = shown(steps, read, {render(fleet, host).id: "RELEASE", "5" * 64: "DIGEST"})
     golden(f"commands/deploy-{name}", {"plan.txt": text})
@@ -91,7 +97,7 @@ def test_deploy_on_a_fresh_host(name: str, fleet: Fleet, golden: Golden) -> None
 
 def test_rollback_to_nothing_brings_the_replaced_neighbour_back(fleet: Fleet, golden: Golden) -> None:
     read = captured("deployed")
-    steps, _ = operate.rollback(fleet, fleet.hosts["node1"], runbook.load("rollback")).build(read, None)
+    steps = Rollback(fleet, fleet.hosts["node1"], runbook.load("rollback")).plan(read, None).steps
     golden("commands/rollback-to-nothing", {"plan.txt": shown(steps, read, {})})
 
 
@@ -100,7 +106,7 @@ def test_rollback_to_the_release_before(fleet: Fleet, golden: Golden) -> None:
     files = installed("0a01", before) | installed("0b02", after)
     now = deployed(("0a01", "0b02"), links={"worker-a": "0b02"}, files=files)
     engine = in_container(90, ours(after), devices=on_gpus(0, 1, 2, 3))
-    plan = operate.rollback(fleet, fleet.hosts["node1"], runbook.load("rollback"))
+    request = Rollback(fleet, fleet.hosts["node1"], runbook.load("rollback"))
     read = readings(
         base(deployed=now, containers=[ours(after)], units=[unit(after.unit)], processes=[engine])
         | {
@@ -110,9 +116,9 @@ def test_rollback_to_the_release_before(fleet: Fleet, golden: Golden) -> None:
             facts.serving_fact(after.container, after.unit, "node1"): serving(config="c2"),
             facts.images_fact([before.image]): {before.image: True},
             facts.disk_fact("/var/lib/docker"): facts.Disk(2**40, True),
-            Place().rotation: {},
-            Place().identities: {},
+            PoolPlace().rotation: {},
+            PoolPlace().identities: {},
         }
     )
-    steps, _ = plan.build(read, None)
+    steps = request.plan(read, None).steps
     golden("commands/rollback-to-the-release-before", {"plan.txt": shown(steps, read, {})})

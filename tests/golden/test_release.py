@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from lodger import inventory
-from lodger.render import render
+from lodger.release.render import render
 
 HOSTS = Path(__file__).parents[2] / "hosts"
 

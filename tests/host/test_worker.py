@@ -9,7 +9,7 @@ import pytest
 from testinfra.host import Host
 
 import lodger.inventory
-from lodger.inventory import Engine, Fleet, Worker
+from lodger.inventory import EngineSettings, Fleet, Worker
 
 Inspected = dict[str, Any]
 
@@ -20,7 +20,7 @@ def worker(inventory_host: lodger.inventory.Host, worker_name: str) -> Worker:
 
 
 @pytest.fixture(scope="module")
-def engine(fleet: Fleet, worker: Worker) -> Engine:
+def engine(fleet: Fleet, worker: Worker) -> EngineSettings:
     return fleet.settings(worker)
 
 
@@ -78,7 +78,9 @@ def test_container_runs_the_declared_image(host: Host, fleet: Fleet, worker: Wor
     assert any(name.endswith(f"@{image.digest}") for name in known_as), known_as
 
 
-def test_command_line_carries_the_declared_settings(fleet: Fleet, worker: Worker, engine: Engine, container: Inspected) -> None:
+def test_command_line_carries_the_declared_settings(
+    fleet: Fleet, worker: Worker, engine: EngineSettings, container: Inspected
+) -> None:
     model = fleet.models[fleet.pools[worker.pool].model]
     draft = engine.draft
     declared = {
@@ -129,7 +131,7 @@ def test_it_is_healthy_at_its_own_address(host: Host, worker: Worker, container:
 
 
 def test_as_many_requests_run_at_once_as_declared(
-    host: Host, fleet: Fleet, worker: Worker, engine: Engine, container: Inspected
+    host: Host, fleet: Fleet, worker: Worker, engine: EngineSettings, container: Inspected
 ) -> None:
     # Only this figure leaves the host: the rest of /server_info holds the server's keys.
     key = f"-H @/etc/lodger/keys/{worker.pool}" if fleet.pools[worker.pool].api_key_file else ""

@@ -6,9 +6,15 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from lodger import facts
-from lodger.facts import Container, Deployed, Fact, Facts, Gpu, HostFile, Port, Process, Program, Serving, Unit
-from lodger.states.service import MARK, Managed
+from lodger.host import facts
+from lodger.host.facts.base import Fact, Facts
+from lodger.host.facts.deployed import Deployed, HostFile
+from lodger.host.facts.docker import Container
+from lodger.host.facts.gpu import Gpu
+from lodger.host.facts.machine import ListeningPort, Process, Program, Unit
+from lodger.host.facts.serving import Serving
+from lodger.host.ownership import MARK
+from lodger.release.service import Service
 
 CAPTURED = Path(__file__).parent / "data/facts"
 HOST = "node1"
@@ -94,6 +100,7 @@ def process(pid: int, **changes: Any) -> Process:
         "cgroup": "/user.slice/user-1000.slice/session-3.scope ",
         "parents": (900,),
         "devices": (),
+        "program": "",
     }
     return Process(pid=pid, **{**values, **changes})
 
@@ -101,6 +108,12 @@ def process(pid: int, **changes: Any) -> Process:
 def in_container(pid: int, of: Container, **changes: Any) -> Process:
     """Return a process that runs in a container."""
     return process(pid, **{"user": "root", "cgroup": f"/system.slice/docker-{of.id}.scope ", **changes})
+
+
+def proxy(pid: int, **changes: Any) -> Process:
+    """Return the process that listens for Docker on a published port."""
+    command = "/usr/bin/docker-proxy -proto tcp -host-port 30000"
+    return process(pid, **{"user": "root", "command": command, "cgroup": "/system.slice/docker.service ", **changes})
 
 
 def on_gpus(*indices: int) -> tuple[str, ...]:
@@ -113,9 +126,9 @@ def program(name: str, pid: int = 439, state: str = "RUNNING") -> Program:
     return Program(name, state, pid)
 
 
-def port(number: int, pid: int = 0, name: str = "", protocol: str = "tcp") -> Port:
+def port(number: int, pid: int = 0, name: str = "", protocol: str = "tcp") -> ListeningPort:
     """Return a listening socket."""
-    return Port(protocol, "0.0.0.0", number, name, pid)  # noqa: S104  a value, nothing listens
+    return ListeningPort(protocol, "0.0.0.0", number, name, pid)  # noqa: S104  a value, nothing listens
 
 
 def driver(*used: int, loaded: str = "580.126.09", complaint: str = "", memory: int = 24576) -> facts.Driver:
@@ -124,7 +137,7 @@ def driver(*used: int, loaded: str = "580.126.09", complaint: str = "", memory: 
     return facts.Driver(loaded, loaded, complaint, gpus)
 
 
-def worker(name: str = "a", **changes: Any) -> Managed:
+def worker(name: str = "a", **changes: Any) -> Service:
     """Return worker ``name`` as a release defines it."""
     values: dict[str, Any] = {
         "name": f"worker-{name}",
@@ -138,16 +151,16 @@ def worker(name: str = "a", **changes: Any) -> Managed:
         "start": 900.0,
         "stop": 300.0,
     }
-    return Managed(**{**values, **changes})
+    return Service(**{**values, **changes})
 
 
-def router(**changes: Any) -> Managed:
+def router(**changes: Any) -> Service:
     """Return the router as a release defines it."""
     values = {"kind": "router", "unit": "lodger-router.service", "container": "lodger-router", "gpus": (), "port": 30002}
     return replace(worker(), **{"name": "router", "image": "registry/router@sha256:2", **values, **changes})
 
 
-def ours(service: Managed, **changes: Any) -> Container:
+def ours(service: Service, **changes: Any) -> Container:
     """Return the running container of a service of ours."""
     labels = {"io.lodger.host": HOST, "io.lodger.config": service.config}
     return container(service.container, **{"labels": labels, "published": (service.port,), **changes})
@@ -159,12 +172,12 @@ def serving(**changes: Any) -> Serving:
     return Serving(**{"container": "f" * 64, **values, **changes})
 
 
-def unit_text(service: Managed) -> str:
+def unit_text(service: Service) -> str:
     """Return a unit file of ours, short."""
     return f"{MARK}{HOST}\n[Unit]\nDescription={service.name} {service.config}\n"
 
 
-def release_files(release: str, *services: Managed, revision: str = "r1") -> dict[str, HostFile]:
+def release_files(release: str, *services: Service, revision: str = "r1") -> dict[str, HostFile]:
     """Return the files of a stored release, manifest included."""
     root = f"/opt/lodger/releases/{release}"
     data = {
@@ -196,7 +209,7 @@ def deployed(
     return Deployed(last if current is None else current, history, everything, links or {}, files or {}, keys)
 
 
-def installed(release: str, *services: Managed) -> dict[str, HostFile]:
+def installed(release: str, *services: Service) -> dict[str, HostFile]:
     """Return the files of a release whose units are installed."""
     files = release_files(release, *services)
     return files | {f"/etc/systemd/system/{service.unit}": HostFile(unit_text(service), 0o644, "root") for service in services}

@@ -7,11 +7,13 @@ import re
 import pytest
 
 from lab.run import CHECKOUT
-from tests.lab.guards import GUARDS, Guard
+from tests.twins.guards import GUARDS
+from tests.twins.guards.guard import Guard
 
 
 @pytest.mark.parametrize("guard", GUARDS, ids=lambda guard: guard.against)
 def test_what_a_guard_names_is_there(guard: Guard) -> None:
-    assert guard.text in (CHECKOUT / guard.file).read_text(), f"{guard.file} does not say {guard.text!r} any more"
+    places = [(path, path.read_text().count(guard.text)) for path in guard.files]
+    assert [count for _, count in places] == [1], f"the guard must stand in one place: {places}"
     path, _, name = guard.test.partition("::")
     assert re.search(rf"^def {re.escape(name.partition('[')[0])}\(", (CHECKOUT / path).read_text(), re.MULTILINE), guard.test

@@ -217,4 +217,5 @@ def main() -> None:
     act()
 
 
-main()
+if __name__ == "__main__":
+    main()

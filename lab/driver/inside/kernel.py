@@ -2,7 +2,7 @@
 """NVIDIA's kernel modules in a twin: lsmod, modinfo, modprobe, rmmod and dmesg answer for them as the real programs would.
 
 For every other module the real programs do the work. What is loaded is kept in memory and so is gone after a reboot, when
-`kernel.py coldplug` loads what dkms left on disk, as udev does. A loaded module brings its device files and
+`kernel coldplug` loads what dkms left on disk, as udev does. A loaded module brings its device files and
 /proc/driver/nvidia; it is in use while a module on top of it is loaded or a process has one of its devices open.
 """
 
@@ -18,9 +18,8 @@ import sys
 import time
 import uuid
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn
+from typing import NamedTuple, NoReturn
 
 # Driver branch -> newest CUDA it runs; NVIDIA's release notes, table 3 (565: as nvidia-smi shows it).
 CUDA = {
@@ -39,8 +38,7 @@ CUDA = {
 }
 
 
-@dataclass(frozen=True)
-class Module:
+class Module(NamedTuple):
     """A module: its size in memory (bytes), what it is built on, and which files below /dev are its own."""
 
     size: int
@@ -111,16 +109,24 @@ def on_top_of(name: str) -> list[str]:
     return [other for other in reversed(loaded()) if MODULES[other].needs == name]
 
 
-def opened(name: str) -> int:
-    """Return how many times a device of the module is open in all processes, containers included."""
-    mine = re.compile(rf"/dev/{MODULES[name].devices}( \(deleted\))?")
-    count = 0
-    for process in Path("/proc").glob("[0-9]*"):
+def opened(*names: str) -> dict[str, int]:
+    """Return how many times devices of each module are open in all processes, containers included."""
+    mine = {name: re.compile(rf"/dev/{MODULES[name].devices}( \(deleted\))?") for name in names}
+    count = dict.fromkeys(names, 0)
+    for process in os.scandir("/proc"):
+        if not process.name.isdigit():
+            continue
         try:
-            count += sum(1 for fd in (process / "fd").iterdir() if mine.fullmatch(str(fd.readlink())))
+            links = [os.readlink(fd.path) for fd in os.scandir(f"{process.path}/fd")]  # noqa: PTH115  some thousand of them
         except OSError:
             continue  # ended meanwhile
-    return count + (name == "nvidia" and (FAULTS / "phantom-user").exists())
+        for link in links:
+            if link.startswith("/dev/nvidia"):
+                for name, pattern in mine.items():
+                    count[name] += pattern.fullmatch(link) is not None
+    if "nvidia" in count:
+        count["nvidia"] += (FAULTS / "phantom-user").exists()
+    return count
 
 
 def pause(step: str) -> None:
@@ -235,14 +241,15 @@ def lsmod() -> None:
         # Only root sees who has a device open; the kernel itself tells everybody.
         os.execvp("sudo", ["sudo", "-n", "lsmod"])  # noqa: S606  # no shell in between is what is wanted
     print("Module                  Size  Used by")
+    count = opened(*loaded())
     for name in reversed(loaded()):
         above = on_top_of(name)
-        print(f"{name:<19} {MODULES[name].size:>8}  {len(above) + opened(name)} {','.join(above)}".rstrip())
+        print(f"{name:<19} {MODULES[name].size:>8}  {len(above) + count[name]} {','.join(above)}".rstrip())
     others = Path("/proc/modules")
     for line in others.read_text().splitlines() if others.exists() else []:
-        name, size, count, users, *_ = line.split()
+        name, size, used, users, *_ = line.split()
         if name not in MODULES:
-            print(f"{name:<19} {size:>8}  {count} {'' if users == '-' else users.rstrip(',')}".rstrip())
+            print(f"{name:<19} {size:>8}  {used} {'' if users == '-' else users.rstrip(',')}".rstrip())
 
 
 def modinfo(words: list[str]) -> int:
@@ -308,11 +315,11 @@ def modprobe(words: list[str]) -> int:
 def _unload_with_base(name: str) -> None:
     if name not in loaded():
         return
-    if on_top_of(name) or opened(name):
+    if on_top_of(name) or opened(name)[name]:
         raise Refused(f"modprobe: FATAL: Module {name} is in use.")
     unload(name)
     below = MODULES[name].needs
-    if below and not on_top_of(below) and not opened(below):
+    if below and not on_top_of(below) and not opened(below)[below]:
         _unload_with_base(below)
 
 
@@ -334,7 +341,7 @@ def rmmod(words: list[str]) -> int:
                 complaint = "is not currently loaded"
             elif users:
                 complaint = f"is in use by: {' '.join(users)}"
-            elif opened(module):
+            elif opened(module)[module]:
                 complaint = "is in use"
             else:
                 unload(module)

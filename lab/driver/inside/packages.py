@@ -39,6 +39,13 @@ ExecStart={0} --verbose
 WantedBy=multi-user.target
 """
 
+# A script is compiled anew whenever it starts, a module once: a program that is asked often only calls its module.
+_PROGRAM = """#!/usr/bin/python3 -IS
+import sys
+sys.path.insert(0, {folder!r})
+import {module}
+{more}sys.exit({module}.main())
+"""
 _START = """if [ "$1" = configure ]; then
     systemctl -q enable nvidia-persistenced.service
     [ ! -d /run/systemd/system ] || { systemctl daemon-reload; systemctl restart nvidia-persistenced.service; } || true
@@ -94,7 +101,7 @@ def common() -> list[Package]:
     """Return what is needed besides a driver: dkms, and the headers of the running kernel."""
     source = f"/usr/src/linux-headers-{RELEASE}"
     dkms = {
-        "/usr/sbin/dkms": File((HERE / "dkms.py").read_text(), executable=True),
+        "/usr/sbin/dkms": File(_PROGRAM.format(folder=str(HERE), module="dkms", more=""), executable=True),
         "/usr/lib/dkms/common.postinst": File((HERE / "common.postinst").read_text(), executable=True),
     }
     headers = {
@@ -136,7 +143,7 @@ def driver(version: str) -> list[Package]:
     for name in ("libnvidia-ml.so", "libcuda.so"):
         libraries[f"{LIBRARIES}/{name}.{version}"] = File(f"{name} {version}\n")
         libraries[f"{LIBRARIES}/{name}.1"] = File(link=f"{name}.{version}")
-    smi = (HERE / "nvidia_smi.py").read_text().replace("@VERSION@", version)
+    smi = _PROGRAM.format(folder=str(HERE), module="nvidia_smi", more=f"nvidia_smi.VERSION = {version!r}\n")
     # 560 and later keep the daemon elsewhere; nvidia-powerd is where it always was.
     daemon = "/usr/libexec/nvidia-persistenced" if later else "/usr/bin/nvidia-persistenced"
     services = {

@@ -1,12 +1,11 @@
-#!/usr/bin/python3
 """Makes a twin's surroundings from /etc/twin.json: `hardware`, `programs` (not at the first boot), then `neighbours`."""
 
 import json
 import os
+import socket
 import subprocess
 import sys
 import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 SPEC = json.loads(Path("/etc/twin.json").read_text())
@@ -20,7 +19,7 @@ LONG_AGO = 1_700_000_000  # one modification time for all that lies on the share
 def driver() -> None:
     """Load the NVIDIA modules that are on disk, and give simulated engines their control folder."""
     subprocess.run(["mount", "-t", "tmpfs", "-o", "mode=755,size=64k", "driver", "/proc/driver"], check=True)
-    subprocess.run(["/usr/lib/twin/driver/kernel.py", "coldplug"], check=True)
+    subprocess.run(["/usr/lib/twin/driver/kernel", "coldplug"], check=True)
     CLOCK.parent.mkdir()
     # What starts with the machine starts at once; `neighbours` sets the clock that was asked for.
     CLOCK.write_text("1000\n")
@@ -70,35 +69,60 @@ def hardware() -> None:
 def programs() -> None:
     """Wait until the supervised programs have locked their memory: an engine sizes its pools by what is free when it starts."""
     gpus = {str(path.stat().st_ino) for path in Path("/dev").glob("nvidia[0-9]*")}
-    end = time.monotonic() + 5
-    while time.monotonic() < end:
+    for moment in range(1200 if gpus else 0):
         held = [line for line in Path("/proc/locks").read_text().splitlines() if line.split()[5].split(":")[2] in gpus]
-        if len(held) >= SPEC["locks"]:
+        if len(held) >= SPEC["locks"] or (moment % 40 == 39 and not wanted()):
             break
         time.sleep(0.05)
 
 
-def start(command: list[str]) -> None:
-    """Run a command of the first boot; one that wants GPUs after the supervised programs have theirs."""
-    if "--gpus" in command or "compose" in command:
-        programs()
-    subprocess.run(command, check=True)
+def wanted() -> bool:
+    """Whether a supervised program runs or is about to; one that has given up will not take its memory."""
+    said = subprocess.run(["supervisorctl", "status"], capture_output=True, text=True, check=False).stdout
+    return any(state in said for state in ("RUNNING", "STARTING", "BACKOFF"))
+
+
+def start(commands: list[list[str]]) -> None:
+    """Run the commands of the first boot side by side, those that want GPUs when the supervised programs have theirs."""
+    running = [subprocess.Popen(command) for command in commands if not wants_gpus(command)]
+    programs()
+    running += [subprocess.Popen(command) for command in commands if wants_gpus(command)]
+    ended = [process.wait() for process in running]
+    if any(ended):
+        sys.exit("a container of somebody else does not start")
+
+
+def wants_gpus(command: list[str]) -> bool:
+    """Whether it may be about the GPUs."""
+    return "--gpus" in command or "compose" in command
 
 
 def neighbours() -> None:
     """Start the containers of other people; Docker itself starts them again at later boots. End when they serve."""
     if not SETTLED.exists():
-        with ThreadPoolExecutor() as pool:
-            list(pool.map(start, SPEC["commands"]))
-    for container, url in SPEC["awaited"]:
+        start(SPEC["commands"])
+    for container, port in SPEC["awaited"]:
         state = ["docker", "inspect", "-f", "{{.State.Running}}", container]
-        end = time.monotonic() + 10
-        while time.monotonic() < end and subprocess.run(state, capture_output=True, check=False).stdout == b"true\n":
-            if subprocess.run(["curl", "-sfo", "/dev/null", url], check=False).returncode == 0:
+        for moment in range(1200):
+            if answers(port) or (
+                moment % 20 == 19 and subprocess.run(state, capture_output=True, check=False).stdout != b"true\n"
+            ):
                 break
             time.sleep(0.05)
     CLOCK.write_text(USUAL_CLOCK.read_text())
     SETTLED.touch()
 
 
-{"hardware": hardware, "programs": programs, "neighbours": neighbours}[sys.argv[1]]()
+def answers(port: int) -> bool:
+    """Whether an engine says that it is well."""
+    try:
+        with socket.create_connection(("127.0.0.1", port), 5) as connection:
+            connection.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+            return b" 200 " in connection.recv(100)
+    except OSError:
+        return False
+
+
+def main() -> None:
+    """Do what was asked for."""
+    {"hardware": hardware, "programs": programs, "neighbours": neighbours}[sys.argv[1]]()

@@ -1,0 +1,1 @@
+"""Looks that change nothing: verify, smoke, affinity, doctor."""

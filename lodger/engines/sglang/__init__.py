@@ -1,0 +1,1 @@
+"""SGLang and its router: everything that is said in their words."""

@@ -1,0 +1,1 @@
+"""Asking a machine: commands, SSH, paths, owners, facts."""

@@ -1,0 +1,1 @@
+"""Who may act: one run a host, one host a pool."""

@@ -1,0 +1,215 @@
+"""A worker whose GPUs are given back for a while: the record that keeps it down, and what other users of the host read.
+
+The record is what counts: while it is there, the worker's unit does not start, and no run asks it to.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from datetime import datetime
+
+from lodger.errors import Refused, UsageError
+from lodger.host import paths
+from lodger.host.command import Command, quote
+from lodger.host.facts.base import Fact
+from lodger.host.facts.deployed import Deployed, decode_files, files_snippet
+
+_FORM = "%Y-%m-%d %H:%M"
+_MADE = f"{paths.VAR}/made-motd.d"  # that the folder for messages of the day is ours to remove
+
+# Minutes are as fine as people agree on; by the host's clock, which is what its other users look at.
+NOW = Fact("calendar", "date '+%Y-%m-%d %H:%M'", lambda text: f"{datetime.strptime(text.strip(), _FORM):{_FORM}}")
+
+
+@dataclass(frozen=True)
+class Pause:
+    """One pause as its record has it.
+
+    ``worker`` and ``gpus`` are given back by ``who`` since ``since`` and until ``until`` ("" until somebody resumes it), both
+    ``YYYY-MM-DD HH:MM`` by the host's clock. ``waits_for`` names who was still on the GPUs when that was over.
+    """
+
+    worker: str
+    gpus: tuple[int, ...] = ()
+    who: str = "somebody"
+    since: str = ""
+    until: str = ""
+    waits_for: str = ""
+
+    @staticmethod
+    def load(worker: str, text: str) -> Pause:
+        """Return the pause in a record. One that nobody can read is a pause too: the unit only asks whether it is there."""
+        try:
+            data = json.loads(text)
+            texts = {name: str(data[name]) for name in ("who", "since", "until", "waits_for")}
+            return Pause(worker, tuple(int(gpu) for gpu in data["gpus"]), **texts)
+        except (ValueError, KeyError, TypeError):
+            return Pause(worker)
+
+    @property
+    def text(self) -> str:
+        """The record's content: one line of JSON."""
+        return json.dumps(self.__dict__, ensure_ascii=True, sort_keys=True) + "\n"
+
+    @property
+    def motd(self) -> str:
+        """What the message of the day says of it."""
+        numbers = " ".join(map(str, self.gpus))
+        gpus, are, were = (f"GPU {numbers}", "is", "was") if len(self.gpus) == 1 else (f"GPUs {numbers}", "are", "were")
+        if self.waits_for:
+            return f"{gpus} {were} free until {self.until}: Lodger's worker {self.worker} waits for {self.waits_for}.\n"
+        end = f" until {self.until}" if self.until else ""
+        back = f"It comes back at {self.until[11:]}" if self.until else f"It comes back when {self.who} resumes it"
+        return (
+            f"{gpus} {are} free{end}: Lodger's worker {self.worker} is paused by {self.who}.\n"
+            f"{back}, once nobody is there: end your processes by then, and tell {self.who} when you are done before.\n"
+        )
+
+    def __str__(self) -> str:
+        """Return one phrase for a report."""
+        waits = f", and waits for {self.waits_for}" if self.waits_for else ""
+        return f"worker {self.worker} is paused by {self.who} {f'until {self.until}' if self.until else 'with no end'}{waits}"
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where a pause of the container ``name`` stands on the host; everything begins with ``lodger-``."""
+
+    name: str
+
+    @property
+    def record(self) -> str:
+        """Its record."""
+        return f"{paths.PAUSED}/{self.name}"
+
+    @property
+    def motd(self) -> str:
+        """Its lines in the message of the day."""
+        return f"{paths.MOTD}/{self.name}"
+
+    @property
+    def script(self) -> str:
+        """What brings the worker back."""
+        return f"{paths.RETURNS}/{self.name}"
+
+    @property
+    def timer(self) -> str:
+        """The timer that runs it."""
+        return f"{resume_unit(self.name)}.timer"
+
+    @property
+    def service(self) -> str:
+        """The unit that runs it."""
+        return f"{resume_unit(self.name)}.service"
+
+    @property
+    def way_back(self) -> tuple[str, ...]:
+        """Every file that there is only with a time to come back at."""
+        return (self.script, f"{paths.UNITS}/{self.service}", f"{paths.UNITS}/{self.timer}")
+
+
+def resume_unit(name: str) -> str:
+    """Return the name, without its ending, of the units that bring the container ``name`` back."""
+    return f"lodger-resume-{name.removeprefix('lodger-')}"
+
+
+def _read(files: Mapping[str, str]) -> dict[str, Pause]:
+    prefix = f"{paths.PAUSED}/lodger-"
+    found = {path.removeprefix(prefix): text for path, text in files.items() if path.startswith(prefix)}
+    return {name: Pause.load(name.removeprefix("worker-"), text) for name, text in sorted(found.items()) if "." not in name}
+
+
+def paused(deployed: Deployed) -> dict[str, Pause]:
+    """Return service -> its pause, for each that is paused on the host."""
+    return _read({path: file.content for path, file in deployed.files.items()})
+
+
+RECORDS: Fact[dict[str, Pause]] = Fact(
+    "pauses",
+    files_snippet(paths.PAUSED),
+    lambda text: _read({path: file.content for path, file in decode_files(text).items()}),
+)
+
+
+def check(until: str) -> None:
+    """Raise UsageError for what is no time: ``HH:MM`` or ``YYYY-MM-DD HH:MM``."""
+    _moment(until, "2000-01-01")
+
+
+def _moment(until: str, today: str) -> datetime:
+    text = until if " " in until else f"{today} {until}"
+    try:
+        # strptime alone takes a month of one digit, which sorts elsewhere.
+        return datetime.strptime(text if re.fullmatch(r"\d{4}-\d\d-\d\d \d?\d:\d\d", text) else "", _FORM)
+    except ValueError:
+        hint = 'HH:MM for today, or "YYYY-MM-DD HH:MM", by the clock of the host'
+        raise UsageError(f"`--until {until}` is no time", hint=hint) from None
+
+
+def resolve(until: str, now: str) -> str:
+    """Return ``until`` in full, for a host whose clock says ``now``; raise Refused for what is past there."""
+    end = f"{_moment(until, now[:10]):{_FORM}}"
+    if end <= now:
+        raise Refused(
+            f"{until} is past",
+            cause=f"it is {now} on the host",
+            hint=f'a time of another day is written with its day: --until "YYYY-MM-DD {end[11:]}"',
+        )
+    return end
+
+
+def tell(places: Places, pause: Pause) -> list[Command]:
+    """Return what writes the record, and the lines that everybody reads who logs in."""
+    made = f"[ -d {paths.MOTD} ] || {{ mkdir -p {paths.VAR} {paths.MOTD} && touch {_MADE}; }}"
+    return [
+        paths.write(places.record, pause.text, why="record the pause"),
+        Command(made, why="there is a folder for messages of the day"),
+        paths.write(places.motd, pause.motd, why="say so in the message of the day"),
+    ]
+
+
+def set_up(places: Places, files: Mapping[str, str]) -> list[Command]:
+    """Return what puts the way back in place and starts its timer anew."""
+    names = quote([places.timer]), quote([places.service])
+    script = (
+        f"systemctl daemon-reload && systemctl stop {names[1]} && systemctl enable {names[0]} && systemctl restart {names[0]}"
+    )
+    return [
+        *(paths.write(path, text, why="how it is brought back") for path, text in files.items()),
+        Command(script, why="start the timer"),
+    ]
+
+
+def forgotten(places: Places, *, from_inside: bool = False) -> str:
+    """Return sh that takes a pause away whole; ``from_inside`` spares the unit that runs it."""
+    stop = "" if from_inside else f"systemctl stop {quote([places.service])} 2>/dev/null\n"
+    files = quote([places.record, places.motd, *places.way_back])
+    return (
+        f"systemctl disable --now {quote([places.timer])} 2>/dev/null\n{stop}"
+        f"rm -f {files} && systemctl daemon-reload || exit 1\n"
+        f"rmdir --ignore-fail-on-non-empty {paths.PAUSED} {paths.RETURNS} 2>/dev/null\n"
+        f"[ ! -e {_MADE} ] || ls {paths.MOTD}/lodger-* >/dev/null 2>&1 ||\n"
+        f"    {{ rmdir {paths.MOTD} 2>/dev/null; rm -f {_MADE}; }}\n"
+    )
+
+
+def forget(places: Places) -> Command:
+    """Return what takes record, message and timer away, whichever of them are there."""
+    return Command(forgotten(places), why="it is no longer paused: no record, no message, no timer")
+
+
+def put_back(places: Places, was: Deployed) -> list[Command]:
+    """Return what makes the pause be again as ``was`` has it; nothing where there was none."""
+    pause = paused(was).get(places.name.removeprefix("lodger-"))
+    if pause is None:
+        return []
+    files = {path: was.files[path].content for path in places.way_back if path in was.files}
+    return [*tell(places, pause), *(set_up(places, files) if files else [])]
+
+
+def renewed(pause: Pause) -> Pause:
+    """Return the pause as it was announced, before anybody was waited for."""
+    return replace(pause, waits_for="")

@@ -1,0 +1,1 @@
+"""One run on one host: lock, ledger, states, undo, witnesses, journal."""

@@ -1,0 +1,40 @@
+"""Several hosts at once, and how the operator stops them."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+from lodger.inventory import Host
+
+T = TypeVar("T")
+
+stop = threading.Event()
+"""Set once the operator asks a run to stop (Ctrl-C or SIGTERM)."""
+
+_UNDOING = "stopping: what was begun is undone first; twice more to leave at once, with it half done"
+
+
+def side_by_side(hosts: Sequence[Host], act: Callable[[Host], T], *, stopping: str = _UNDOING) -> list[T]:
+    """Return what ``act`` returns for each host, run at the same time; Ctrl-C and SIGTERM ask all of them to stop.
+
+    ``stopping`` is what is said then.
+    """
+
+    def ask(number: int, _: object) -> None:
+        if stop.is_set():
+            signal.signal(number, signal.SIG_DFL)  # the third time is meant
+        sys.stderr.write(f"\n{'once more to leave at once' if stop.is_set() else stopping}\n")
+        stop.set()
+
+    before = [(number, signal.signal(number, ask)) for number in (signal.SIGINT, signal.SIGTERM)]
+    try:
+        with ThreadPoolExecutor(max_workers=max(1, len(hosts))) as pool:
+            return list(pool.map(act, hosts))
+    finally:
+        for number, handler in before:
+            signal.signal(number, handler)

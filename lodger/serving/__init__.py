@@ -1,1 +1,0 @@
-"""Checks of what is served, over a forwarded port: a client of the engine's HTTP API and the smoke test."""

@@ -1,0 +1,115 @@
+"""A worker's GPUs are its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
+
+from lodger.host import facts, nvidia
+from lodger.host.command import Command, run
+from lodger.host.facts.base import Fact, Facts
+from lodger.host.ownership import Owner, is_driver_daemon, is_ours, names, owners
+from lodger.release.service import Service
+from lodger.states.base import Blocker, NoUndo
+from lodger.states.registry import state
+from lodger.states.service_base import UP, ServiceState
+from lodger.states.target import Target
+
+Promised = Callable[[int], int]
+"""GPU -> memory of it (MiB) that neighbours keep while workers serve: Host.reserved_mib."""
+
+
+@state("gpus_free", each="worker", needs_running=True)
+class GpusFree(ServiceState):
+    """The worker's GPUs are its own: the right configuration runs on them already, or nobody but declared neighbours is there.
+
+    The engine sizes its pools from the memory free at its start, and says nothing when that is too little, so the
+    memory of a predecessor must really be gone. What may stay is what the neighbours were promised.
+    """
+
+    def __init__(
+        self, service: Service, host: str, *, neighbours: Collection[Owner], promised: Promised, replaced: Sequence[Owner]
+    ) -> None:
+        """Take the service, its host, the neighbours that may share its GPUs and with how much, and those being replaced."""
+        super().__init__(service, host)
+        self.name = f"gpus_free({service.name})"
+        self._neighbours, self._promised, self._replaced = frozenset(neighbours), promised, frozenset(replaced)
+        self.provides = frozenset({f"{service.container} off its old GPUs"})
+        self.facts: tuple[Fact[Any], ...] = (*facts.FOOTPRINT, facts.DRIVER, self._unit)
+        self.deadline = 180.0
+
+    @classmethod
+    def of(cls, target: Target, item: Service) -> GpusFree:
+        """Return the state for ``item``."""
+        if target.options.patience:
+            from lodger.states.gpus_waited_for import GpusWaitedFor  # noqa: PLC0415  it is a kind of this state
+
+            return GpusWaitedFor(
+                item,
+                target.host.name,
+                neighbours=target.shares_gpus,
+                promised=target.host.reserved_mib,
+                replaced=target.replaced,
+                patience=target.options.patience,
+            )
+        promised = target.host.reserved_mib
+        return cls(item, target.host.name, neighbours=target.shares_gpus, promised=promised, replaced=target.replaced)
+
+    def _strangers(self, read: Facts) -> list[tuple[facts.Process, Owner]]:
+        """Return who is on these GPUs and is neither us nor a declared neighbour."""
+        who = owners(read)
+        own = self._container(read)
+        found = []
+        for process in read[facts.PROCESSES].values():
+            owner = who[process.pid]
+            mine = own is not None and process.container == own.id
+            known = mine or is_driver_daemon(process) or names(owner, read) & self._neighbours
+            if set(process.gpus) & set(self.service.gpus) and not known:
+                found.append((process, owner))
+        return found
+
+    def blockers(self, read: Facts) -> list[Blocker]:
+        """Return who is on the GPUs, or on the port, without being named in the inventory."""
+        found = []
+        for process, owner in self._strangers(read):
+            if owner.kind == "unit" and is_ours(owner, read, self.host):
+                continue  # a step of ours: it ends by itself
+            where = ", ".join(str(index) for index in process.gpus if index in self.service.gpus)
+            what = f"GPU {where} is held by pid {process.pid} of user {process.user} ({owner})"
+            hint = f"ask {process.user}, or declare it in the host file under `neighbours:`"
+            found.append(self._taken(owner, read, what, f"its command is `{process.command[:120]}`", hint))
+        return [*found, *self._port_taken(read)]
+
+    def missing(self, read: Facts) -> str:
+        """Return who or what is still on the GPUs."""
+        if self._runs_this(read):
+            return ""
+        if self._runs(read):
+            return f"{self.service.name} runs another configuration"
+        strangers = self._strangers(read)
+        if strangers:
+            process, owner = strangers[0]
+            first = min(set(process.gpus) & set(self.service.gpus))
+            return f"GPU {first} is held by pid {process.pid} ({owner})"
+        mine = [gpu for gpu in read[facts.DRIVER].gpus if gpu.index in self.service.gpus]
+        return next(filter(None, (nvidia.excess(gpu.index, gpu.used, self._promised(gpu.index)) for gpu in mine)), "")
+
+    def stops(self, read: Facts) -> list[str]:
+        """Return the service when it runs another configuration."""
+        return [self.service.unit] if self._runs(read) and not self._runs_this(read) else []
+
+    def act(self, read: Facts) -> list[Command]:
+        """Return the stop of our own outdated worker; of anybody else, nothing."""
+        unit = read[self._unit]
+        if self._runs(read) or (unit is not None and unit.active in UP):
+            return [
+                run(
+                    "systemctl", "stop", self.service.unit, why="its running requests end first", timeout=self.service.stop + 60
+                )
+            ]
+        return []
+
+    def undo(self, before: Facts, now: Facts) -> NoUndo:
+        """Leave the start to the state that puts the files back."""
+        del before, now
+        return NoUndo("service_installed starts it again with its previous files")

@@ -1,0 +1,47 @@
+"""The record of a replaced neighbour, and what both directions share."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from lodger.errors import Refused
+from lodger.host import facts, paths
+from lodger.host.facts.base import Fact, Facts
+from lodger.host.ownership import Owner
+from lodger.states.base import State
+from lodger.states.neighbour_status import NeighbourFacts, NeighbourStatus
+
+
+class RecordedNeighbour(State):
+    """What both directions share: the reading, the record, and who may be touched."""
+
+    def __init__(self, kind: str, name: str) -> None:
+        self._kind, self._name = kind, name
+        self._reading = NeighbourFacts(kind, name)
+        self._record = f"replaced/{kind}-{name}.json"
+        self.facts: tuple[Fact[Any], ...] = (facts.DEPLOYED, self._reading.fact)
+        self.undo_deadline = 120.0
+
+    def _now(self, read: Facts) -> NeighbourStatus | None:
+        return self._reading.of(read)
+
+    def touched(self, read: Facts) -> frozenset[Owner]:
+        """Return under which names it may change: the unit, the container, or the project's containers."""
+        now = self._now(read)
+        return now.owners() if now is not None else frozenset()
+
+
+def recorded(deployed: facts.Deployed) -> list[NeighbourStatus]:
+    """Return the records of replaced neighbours, in the order they are to be restored."""
+    prefix = f"{paths.REPLACED}/"
+    found = []
+    for path in sorted(deployed.files):
+        if path.startswith(prefix) and path.endswith(".json"):
+            try:
+                data = json.loads(deployed.files[path].content)
+                found.append(NeighbourStatus(**{**data, "running": tuple(data["running"])}))
+            except (ValueError, TypeError, KeyError) as error:
+                hint = "write it again as it was, or bring the neighbour back by hand and delete it"
+                raise Refused(f"{path} is not the record of a neighbour", cause=str(error), hint=hint) from error
+    return found

@@ -1,0 +1,98 @@
+"""The people behind a neighbour were told before it is paused."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from lodger.host import facts, paths
+from lodger.host.command import Command, quote, run
+from lodger.host.facts.base import Fact, Facts
+from lodger.inventory import Neighbour
+from lodger.states.base import NoUndo, State
+from lodger.states.registry import state
+from lodger.states.stopped import Reached, stopped_by_run
+from lodger.states.target import Target
+
+
+class Told(State):
+    """What telling people before and after a pause shares: the command, and the record that says when they were told.
+
+    The record holds the host's clock (s since 1970) at the end of the warning. It is spent once they are told that the
+    pause is over, whatever became of the run.
+    """
+
+    def __init__(self, name: str, command: str, minutes: int) -> None:
+        self._command, self._minutes = command, minutes
+        self._path = f"{paths.VAR}/warned/{name}"
+        self.facts: tuple[Fact[Any], ...] = (facts.DEPLOYED,)
+
+    def _told(self, read: Facts) -> float | None:
+        """Return when they were told before a pause whose end they do not know of yet, None where they were not."""
+        record = read[facts.DEPLOYED].files.get(self._path)
+        if record is None:
+            return None
+        try:
+            return float(record.content)
+        except ValueError:
+            return 0.0  # of an older Lodger, or of nobody: told, and a long time ago
+
+    def _tell_after(self) -> list[Command]:
+        """Return word that it is over, and the end of the record. That it cannot be told undoes nothing."""
+        told = f"timeout 100 {telling('after', 0, self._command)}"
+        return [
+            Command(told, why="tell the people behind it that it is over", timeout=120, ok=tuple(range(256))),
+            run("rm", "-f", self._path, why="the next pause is told anew"),
+        ]
+
+
+def telling(when: str, minutes: int, command: str) -> str:
+    """Return sh that runs the command with which people are told."""
+    return quote(["env", f"WHEN={when}", f"MINUTES={minutes}", "sh", "-c", command])
+
+
+@state("neighbour_warned", each="warned neighbour")
+class NeighbourWarned(Told):
+    """The people behind a neighbour were told by this run, or the one it goes on from, so many minutes before it is paused."""
+
+    def __init__(self, name: str, command: str, minutes: int, reached: Reached, reads: Sequence[Fact[Any]]) -> None:
+        """Take the neighbour's name, the command that tells (run by sh with WHEN and MINUTES set), and how long before."""
+        super().__init__(name, command, minutes)
+        self.name = f"neighbour_warned({name})"
+        self._reached = reached
+        self.facts = (facts.LEDGER, facts.MACHINE, facts.DEPLOYED, *reads)
+
+    @classmethod
+    def of(cls, target: Target, item: Neighbour) -> NeighbourWarned:
+        """Return the state for ``item``."""
+        assert item.warn is not None  # noqa: S101  what its block is repeated for
+        return cls(item.name, item.warn.command, item.warn.minutes, target.goal.reached, target.goal.reads)
+
+    def missing(self, read: Facts) -> str:
+        """Return that nobody was told since this run began: what an earlier one said was of another pause."""
+        _, before = stopped_by_run(read)
+        told = self._told(read)
+        if self._reached(read) or (before is not None and told is not None and told >= before[facts.MACHINE].clock):
+            return ""
+        return f"nobody was told yet; the pause begins {self._minutes} minutes after"
+
+    def act(self, read: Facts) -> list[Command]:
+        """Return the telling, the wait, and the note that it was done."""
+        del read
+        path, folder = quote([self._path]), quote([self._path.rpartition("/")[0]])
+        note = f"mkdir -p {folder} && date +%s > {path}.new && sync {path}.new && mv -f {path}.new {path}"
+        return [
+            Command(telling("before", self._minutes, self._command), why="tell the people behind it", timeout=120),
+            Command(f"sleep {self._minutes * 60}", why="give them time", sudo=False, timeout=self._minutes * 60 + 60),
+            Command(note, why="note that they were told"),
+        ]
+
+    def undo(self, before: Facts, now: Facts) -> list[Command] | NoUndo:
+        """Return word that it is over: by now everybody is back."""
+        del before
+        return self._tell_after() if self._told(now) is not None else NoUndo("nobody was told")
+
+    def undone(self, before: Facts, now: Facts) -> str:
+        """Return that they do not know yet."""
+        del before
+        return "" if self._told(now) is None else "nobody was told that it is over"

@@ -1,0 +1,106 @@
+"""Only the newest releases are kept."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable
+
+from lodger.errors import Refused
+from lodger.host import facts, paths
+from lodger.host.command import Command, quote, run
+from lodger.host.facts.base import Facts
+from lodger.host.facts.deployed import Deployed
+from lodger.release.manifest import services
+from lodger.states.base import NoUndo, State
+from lodger.states.registry import state
+from lodger.states.release_staged import REMOVE_EMPTY
+from lodger.states.target import Target
+
+KEPT = 3  # releases kept on a host, the current one among them
+
+
+@state("old_releases_pruned")
+class OldReleasesPruned(State):
+    """Only the newest releases are kept, of the images that Lodger pulled those that they use, and the keys they ask for."""
+
+    def __init__(self, release: str) -> None:
+        """Take the release that is current when this state is established ("" for none: nothing of ours is kept)."""
+        self.name = "old_releases_pruned"
+        self.release = release
+        self.facts = (facts.DEPLOYED,)
+
+    @classmethod
+    def of(cls, target: Target, item: None) -> OldReleasesPruned:
+        """Return the state for the host."""
+        del item
+        return cls(target.release.id)
+
+    def _kept(self, deployed: Deployed) -> list[str]:
+        """Return the releases to keep, oldest first: the last ones of the history that are still there, each once."""
+        kept: list[str] = []
+        for release in reversed(deployed.history):
+            if release in deployed.stored and release not in kept and len(kept) < KEPT:
+                kept.append(release)
+        return kept[::-1]
+
+    def missing(self, read: Facts) -> str:
+        """Return what is too many."""
+        deployed = read[facts.DEPLOYED]
+        kept = self._kept(deployed)
+        extra = sorted(set(deployed.stored) - set(kept))
+        if extra:
+            return f"release {extra[0]} is no longer needed"
+        keys = _keys_of_nobody(deployed, kept)
+        return f"no release asks for the key {keys[0]}" if keys else ""
+
+    def act(self, read: Facts) -> list[Command]:
+        """Return the removal of old releases, of their lines in the history, and of images that nothing kept uses."""
+        deployed = read[facts.DEPLOYED]
+        kept = self._kept(deployed)
+        extra = sorted(set(deployed.stored) - set(kept))
+        commands = []
+        if kept:
+            # Before the removal: cut off in between, no later rollback is sent to a release that is gone. Two lines that
+            # only a removed one kept apart become one, since a rollback between equals would change nothing.
+            lines = [item for item, _ in itertools.groupby(item for item in deployed.history if item in kept)]
+            text = "".join(f"{item}\n" for item in lines)
+            commands.append(paths.write(paths.HISTORY, text, why="the history names what is kept"))
+        if extra:
+            folders = quote([f"{paths.RELEASES}/{release}" for release in extra])
+            commands.append(Command(f"rm -rf {folders}; {REMOVE_EMPTY}", why="remove old releases"))
+        if keys := _keys_of_nobody(deployed, kept):
+            files = quote([f"{paths.KEYS}/{name}" for name in keys])
+            commands.append(Command(f"rm -f {files}; {paths.REMOVE_NO_KEYS}", why="remove keys that no release asks for"))
+        ours = [line for line in (deployed.record("images") or "").splitlines() if line]
+        try:
+            used = _images(deployed, kept)
+        except Refused:
+            used = set(ours)  # a release that cannot say which image it uses may use any of them
+        for image in ours:
+            if kept and image not in used:
+                # A container of somebody else may use it by now: then Docker refuses, and it stays.
+                commands.append(run("docker", "image", "rm", image, why="no kept release uses this image", ok=(0, 1)))
+        if kept and set(ours) - used:
+            commands.append(
+                paths.write(paths.IMAGES, "".join(f"{image}\n" for image in ours if image in used), why="images that are ours")
+            )
+        return commands
+
+    def undo(self, before: Facts, now: Facts) -> NoUndo:
+        """Leave them removed."""
+        del before, now
+        return NoUndo("releases beyond the newest are not needed to go back")
+
+
+def _images(deployed: Deployed, releases: Iterable[str]) -> set[str]:
+    return {service.image for release in releases for service in services(deployed, release).values()}
+
+
+def _keys_of_nobody(deployed: Deployed, kept: Iterable[str]) -> list[str]:
+    """Return the files with keys that no kept release names; none where a release cannot say which it asks for."""
+    try:
+        asked = [service for release in kept for service in services(deployed, release).values() if service.key]
+    except Refused:
+        return []
+    names = {name for one in asked for name in (one.pool, f"{one.pool}.{one.key}")}
+    return [name for name in deployed.keys if name not in names]

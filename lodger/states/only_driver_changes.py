@@ -1,0 +1,97 @@
+"""An installation would change packages of the driver alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from lodger.host.command import quote
+from lodger.host.facts import packages
+from lodger.host.facts.base import Fact, Facts
+from lodger.host.facts.packages import CACHE
+from lodger.states.base import Blocker, State
+from lodger.states.driver_goal import DriverGoal
+from lodger.states.registry import state
+from lodger.states.target import Target
+
+
+@dataclass(frozen=True)
+class FileConflict:
+    """A file that the package ``owner`` has and ``new`` brings; ``declared``: the new one says that it replaces the owner."""
+
+    owner: str
+    new: str
+    path: str
+    declared: bool
+
+
+def _conflicts(text: str) -> tuple[FileConflict, ...]:
+    found = []
+    for line in text.splitlines():
+        owner, provides, new, replaces, path = line.split("|", 4)
+        # A relation with a version in it may not hold, so that it counts as none.
+        called = {owner, *(word.partition("(")[0].strip() for word in provides.split(","))}
+        declared = (called & {word.strip() for word in replaces.split(",")}) - {""}
+        found.append(FileConflict(owner, new, path, bool(declared)))
+    return tuple(found)
+
+
+def conflicts_fact(version: str) -> Fact[tuple[FileConflict, ...]]:
+    """Return the fact which files of the downloaded packages of driver ``version`` another package owns.
+
+    dpkg stops at each whose package the new one does not replace.
+    """
+    snippet = rf"""for deb in {CACHE}/*.deb; do
+    [ -e "$deb" ] || continue
+    case $(dpkg-deb -f "$deb" Version) in {quote([version])}*) ;; *) continue ;; esac
+    new=$(dpkg-deb -f "$deb" Package) replaces=$(dpkg-deb -f "$deb" Replaces | tr -d '\n')
+    dpkg-deb --fsys-tarfile "$deb" | tar -t | grep -v '/$' | sed 's|^\./|/|' | xargs -r dpkg-query -S 2>/dev/null |
+        sed -n 's|^\([^:,]*\)[^ ]*: \(.*\)|\1 \2|p' | while read -r owner path; do
+        [ "$owner" = "$new" ] ||
+            printf '%s|%s|%s|%s|%s\n' "$owner" "$(dpkg-query -W -f '${{Provides}}' "$owner")" "$new" "$replaces" "$path"
+    done
+done
+true"""
+    return Fact(f"file conflicts of {version}", snippet, _conflicts)
+
+
+@state("only_driver_changes")
+class OnlyDriverChanges(State):
+    """What is installed takes the place of packages of the driver, and of nothing else."""
+
+    def __init__(self, goal: DriverGoal) -> None:
+        """Take the goal."""
+        self.name = "only_driver_changes"
+        self._goal = goal
+        self._simulation = packages.simulation_fact(goal.version)
+        self._conflicts = conflicts_fact(goal.version)
+        self.facts = (*goal.reads, self._simulation, self._conflicts)
+
+    @classmethod
+    def of(cls, target: Target, item: None) -> OnlyDriverChanges:
+        """Return the state for the host."""
+        del item
+        return cls(target.driver)
+
+    def missing(self, read: Facts) -> str:
+        """Return the first package of others that would change."""
+        return next((blocker.what for blocker in self.blockers(read)), "")
+
+    def blockers(self, read: Facts) -> list[Blocker]:
+        """Return every package that apt would change, or whose files are in the way, and that is not of the driver."""
+        if self._goal.reached(read):
+            return []
+        found = []
+        for change in read[self._simulation].changes:
+            if not packages.of_driver(change.name):
+                what = "replace" if change.now and change.then else "remove" if change.now else "add"
+                hint = (
+                    f"install {change.name} first"
+                    if what == "add"
+                    else f"ask who uses {change.name}, and move it out of the way"
+                )
+                found.append(Blocker(f"apt would {what} {change.name}, which is not of the driver", "apt-get -s says so", hint))
+        for one in read[self._conflicts]:
+            if not one.declared and not packages.branch_of(one.owner):
+                what = f"{one.owner} owns {one.path}, which {one.new} brings too"
+                found.append(Blocker(what, hint=f"ask who installed {one.owner}"))
+        return found

@@ -1,0 +1,66 @@
+"""Nothing known stands in the way of a driver upgrade."""
+
+from __future__ import annotations
+
+from lodger.host import facts, paths
+from lodger.host.facts import packages
+from lodger.host.facts.base import Facts
+from lodger.host.facts.packages import DPKG, KERNEL
+from lodger.states.base import Blocker, State
+from lodger.states.driver_goal import ROOM, DriverGoal
+from lodger.states.registry import state
+from lodger.states.target import Target
+
+
+@state("upgrade_possible")
+class UpgradePossible(State):
+    """Nothing known stands in the way: packages to be had, kernel headers, room, a sound dpkg, and only known GPU users."""
+
+    def __init__(self, goal: DriverGoal) -> None:
+        """Take the goal."""
+        self.name = "upgrade_possible"
+        self._goal = goal
+        self._candidates = packages.candidates_fact(goal.version)
+        self._simulation = packages.simulation_fact(goal.version)
+        self._disk = facts.disk_fact(paths.VAR)
+        looks = (KERNEL, self._candidates, self._simulation, self._disk)
+        self.facts = (facts.LEDGER, *goal.reads, *facts.FOOTPRINT, *looks)
+
+    @classmethod
+    def of(cls, target: Target, item: None) -> UpgradePossible:
+        """Return the state for the host."""
+        del item
+        return cls(target.driver)
+
+    def missing(self, read: Facts) -> str:
+        """Return the first thing in the way."""
+        return next((blocker.what for blocker in self.blockers(read)), "")
+
+    def blockers(self, read: Facts) -> list[Blocker]:
+        """Return everything in the way; nothing is, once the goal is reached."""
+        if self._goal.reached(read):
+            return []
+        kernel, dpkg, found = read[KERNEL], read[DPKG], []
+        if not kernel.headers:
+            hint = f"apt-get install linux-headers-{kernel.release}"
+            found.append(
+                Blocker(f"the headers of the running kernel {kernel.release} are missing", "dkms could not build", hint)
+            )
+        offered = read[self._candidates]
+        lacking = [name for name in packages.stack(self._goal.version) if name not in offered]
+        if lacking:
+            cause = f"apt-cache madison {lacking[0]} has no version {self._goal.version}"
+            found.append(
+                Blocker(f"apt cannot install driver {self._goal.version}", cause, "apt-get update, or add its repository")
+            )
+        # Somebody else's run is waited for; what a cut-off run of ours left is mended by a later state.
+        if dpkg.complaint and not dpkg.busy and not read[facts.LEDGER]:
+            found.append(Blocker("dpkg is not at peace", dpkg.complaint, "dpkg --configure -a; apt-get -f install"))
+        elif not lacking and not dpkg.complaint and not dpkg.busy and (cause := read[self._simulation].complaint):
+            hint = f"apt-get -s install {' '.join(packages.stack(self._goal.version))} tells more"
+            found.append(Blocker(f"apt cannot install driver {self._goal.version}", cause, hint))
+        disk = read[self._disk]
+        if disk.free < ROOM or not disk.writable:
+            cause = f"{disk.free / 2**30:.1f} GiB are free, {ROOM / 2**30:.0f} GiB are needed"
+            found.append(Blocker("there is no room for two drivers", cause, "make room below /var"))
+        return [*found, *self._goal.strangers(read)]
