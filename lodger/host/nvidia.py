@@ -1,4 +1,4 @@
-"""What NVIDIA's drivers and GPUs can do, as tables: which CUDA a driver runs, which GPUs compute in FP8."""
+"""What is known of NVIDIA's drivers and GPUs, as tables: which CUDA a driver runs, its daemons, which GPUs compute in FP8."""
 
 from __future__ import annotations
 
@@ -23,6 +23,33 @@ _CAPABILITIES = (
 )
 NATIVE_FP8 = 8.9
 """First compute capability with FP8 units."""
+
+# They have GPUs open all day and are in nobody's way. Stopped in this order, started again in the other: without its fabric
+# manager a machine with NVSwitch runs no CUDA. Units are those of NVIDIA's and Ubuntu's packages; dcgm.service is before 2.0.
+DAEMON_UNITS = (
+    *("nvidia-dcgm.service", "dcgm.service", "nvidia-imex.service", "nvidia-fabricmanager.service"),
+    *("nvidia-powerd.service", "nvidia-persistenced.service"),
+)
+"""System units of the driver's own daemons."""
+DAEMON_PROGRAMS = (
+    *("/usr/bin/nv-hostengine", "/usr/bin/nvidia-imex", "/usr/bin/nv-fabricmanager", "/usr/bin/nvidia-powerd"),
+    *("/usr/bin/nvidia-persistenced", "/usr/libexec/nvidia-persistenced"),
+)
+"""What they run, for those that root started without their unit."""
+
+IDLE_MIB = 512
+"""Memory (MiB) that may be in use on a GPU with nobody on it.
+
+With the open modules, and on data centre cards, the GPU's own processor keeps 256 MiB, which some drivers count as used
+(NVIDIA/open-gpu-kernel-modules, issue 357); drivers of before 510 count more of their own. A dead process leaves GiB.
+"""
+
+
+def excess(gpu: int, used: int, promised: int) -> str:
+    """Return that more MiB of a GPU are in use than the driver's own and those that neighbours were promised, "" if not."""
+    if used <= promised + IDLE_MIB:
+        return ""
+    return f"{used} MiB of GPU {gpu} are in use, {promised} MiB are promised to neighbours"
 
 
 def cuda_of_driver(version: str) -> str:

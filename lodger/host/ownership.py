@@ -6,10 +6,12 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from lodger.host import facts
+from lodger.host import facts, nvidia, paths
 from lodger.host.facts.base import Facts
-from lodger.host.facts.docker import Container
-from lodger.host.facts.machine import Process, Program, Unit
+from lodger.host.facts.docker import HOST_LABEL, Container
+from lodger.host.facts.machine import SSHD, ListeningPort, Process, Program, Unit
+from lodger.inventory import Host
+from lodger.inventory.schema import Neighbour
 
 
 @dataclass(frozen=True)
@@ -34,7 +36,7 @@ def owner(
     for program in programs.values():
         if program.pid and program.pid in family:
             return Owner("program", program.name)
-    if user_unit := re.search(r"/user@\d+\.service/.*?/([^/ ]+\.service)", process.cgroup):
+    if user_unit := process.user_unit:
         return Owner("user-unit", f"{process.user}:{user_unit[1]}")
     if process.unit and not process.unit.startswith("user@"):
         return Owner("unit", process.unit)
@@ -61,10 +63,65 @@ def names(owner: Owner, read: Facts) -> set[Owner]:
     return known
 
 
-def is_ours(who: Owner | None, containers: Mapping[str, Container], host: str) -> bool:
-    """Whether ``who`` is a service of ours on ``host``."""
-    if who is None:
+DOCKER = Owner("unit", "docker.service")
+
+
+def port_owner(port: ListeningPort, who: Mapping[int, Owner], read: Facts) -> Owner | None:
+    """Return who has a port, None where nobody knows; ``who`` are the owners of processes.
+
+    Docker itself listens on a port that a container publishes. What a listener is called says nothing.
+    """
+    listener = who.get(port.pid)
+    if listener != DOCKER:
+        return listener
+    containers = read[facts.CONTAINERS].values()
+    return next((Owner("container", one.name) for one in containers if one.running and port.port in one.published), DOCKER)
+
+
+_SSH_UNIT = re.compile(r"sshd?(@.*)?\.service")
+_LOGIN = re.compile(r"(?:^| )/user\.slice/user-\d+\.slice/session-[^/ ]+\.scope(?=[/ ]|$)")
+
+
+def is_sshd(process: Process) -> bool:
+    """Return whether ``process`` is the host's sshd, or its part of a login, which listens for what somebody forwards."""
+    if process.program not in {*SSHD, None}:  # None: a ledger of an earlier version does not say
         return False
-    if who.kind == "container":
-        return containers[who.name].labels.get("io.lodger.host") == host
-    return who.kind == "unit" and who.name.startswith("lodger-")
+    return bool(_SSH_UNIT.fullmatch(process.unit) or _LOGIN.search(process.cgroup))
+
+
+def declared(host: Host) -> dict[Owner, Neighbour]:
+    """Return the neighbours that the host file names."""
+    return {Owner(neighbour.kind, name): neighbour for name, neighbour in host.neighbours.items()}
+
+
+def is_driver_daemon(process: Process) -> bool:
+    """Return whether ``process`` is one of the driver's own daemons: by its system unit, or because root runs its program."""
+    return process.unit in nvidia.DAEMON_UNITS or (process.by_root and process.program in nvidia.DAEMON_PROGRAMS)
+
+
+def runs_without_unit(process: Process) -> bool:
+    """Return whether ``process`` is a daemon of the driver that no unit stops and starts: a person did, and has to."""
+    return is_driver_daemon(process) and process.unit not in nvidia.DAEMON_UNITS
+
+
+MARK = f"# {HOST_LABEL}="
+"""What a unit file of ours says of its host, on a line of its own."""
+
+
+def is_ours(owner: Owner | None, read: Facts, host: str) -> bool:
+    """Return whether Lodger made what ``owner`` names for ``host``: a container by its label, a system unit by its name."""
+    if owner is None:
+        return False
+    if owner.kind == "container":
+        return is_own_container(read[facts.CONTAINERS].get(owner.name), host)
+    return owner.kind == "unit" and owner.name.startswith(paths.PREFIX)
+
+
+def is_own_container(container: Container | None, host: str) -> bool:
+    """Return whether Lodger made ``container`` for ``host``; other sites may have theirs on the same machine."""
+    return container is not None and container.labels.get(HOST_LABEL) == host
+
+
+def is_own_file(text: str, host: str) -> bool:
+    """Return whether Lodger wrote the unit file ``text`` for ``host``."""
+    return f"{MARK}{host}" in text.splitlines()

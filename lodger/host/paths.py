@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from lodger.host.command import Command, quote
 
+PREFIX = "lodger-"
+"""What the names of our units and containers begin with. A container's name is anybody's to choose: its label counts."""
+STEP = f"{PREFIX}step-"
+"""What the names of units begin with that are one command of a run."""
 ROOT = "/opt/lodger"
 RELEASES = f"{ROOT}/releases"
 SERVICES = f"{ROOT}/services"
@@ -14,10 +18,16 @@ VAR = "/var/lib/lodger"
 LEDGER = f"{VAR}/unfinished.json"
 LOCK = f"{VAR}/lock"
 IMAGES = f"{VAR}/images"
-KEYS = "/etc/lodger/keys"
-REMOVE_NO_KEYS = f"rmdir --ignore-fail-on-non-empty {KEYS} /etc/lodger 2>/dev/null; true"
+ETC = "/etc/lodger"
+KEYS = f"{ETC}/keys"
+REMOVE_NO_KEYS = f"rmdir --ignore-fail-on-non-empty {KEYS} {ETC} 2>/dev/null; true"
 PAUSED = f"{VAR}/paused"
 RETURNS = f"{VAR}/returns"
+REPLACED = f"{VAR}/replaced"
+JOURNAL = f"{VAR}/journal"
+DRIVER_CACHE = f"{VAR}/driver"
+FETCH = f"{VAR}/fetch"
+SHARE = f"{VAR}/share"
 MOTD = "/etc/motd.d"
 
 

@@ -26,7 +26,10 @@ def expand(runbook: Runbook, target: Target) -> list[Step]:
         if block.shell:
             steps.append(Step(Shell(**block.shell), block.heading, block.witnesses, line=block.line))
             continue
-        for item in target.items(block.each):
+        chosen = target.items(block.each)
+        if "neighbour_resumed" in block.names:
+            chosen.reverse()  # who was stopped last may be what the others need
+        for item in chosen:
             block_names, witnesses = _asked(block, item, target)
             if block_names == ["worker_paused"] != list(block.names):
                 if item.name in told:

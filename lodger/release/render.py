@@ -6,9 +6,10 @@ inventory accepts can mean more to Compose or systemd than the text it is.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from types import MappingProxyType
-from typing import Literal
+from typing import Any
 
 from lodger.engines import engine_in
 from lodger.errors import InventoryError
@@ -17,7 +18,7 @@ from lodger.inventory import Fleet, Host, Router, Worker
 from lodger.release import api_keys
 from lodger.release.api_keys import ApiKey
 from lodger.release.quoting import TEMPLATES, compose_value, environment, unit_text
-from lodger.release.service import File, Release, RenderedService, hash_of
+from lodger.release.service import File, Release, Service, hash_of
 
 _PREPARE_S = 300  # waiting for Docker and clearing a leftover, before the engine itself starts
 _SLACK_S = 60  # a limit that is meant to lie beyond a sum of others lies this far beyond it
@@ -28,13 +29,18 @@ def render(fleet: Fleet, host: Host) -> Release:
 
     Raises InventoryError when an image that the host needs has no digest yet.
     """
-    services = [_worker(fleet, host, worker) for _, worker in sorted(host.workers.items())]
+    rendered = [_worker(fleet, host, worker) for _, worker in sorted(host.workers.items())]
     if host.router is not None:
-        services.append(_router(fleet, host, host.router))
-    return Release(host.name, tuple(services))
+        rendered.append(_router(fleet, host, host.router))
+    return _release(host, rendered)
 
 
-def router_beside(fleet: Fleet, host: Host, policy: str, port: int, metrics_port: int) -> RenderedService:
+def _release(host: Host, rendered: Sequence[tuple[Service, tuple[File, ...]]]) -> Release:
+    files = sorted((file for _, files in rendered for file in files), key=lambda file: file.path)
+    return Release(host.name, tuple(service for service, _ in rendered), tuple(files))
+
+
+def router_beside(fleet: Fleet, host: Host, policy: str, port: int, metrics_port: int) -> Release:
     """Return a second router of the same image and options beside that of ``host``, with another policy, on loopback only.
 
     Its container and Compose project are lodger-router-probe; it is no part of a release.
@@ -48,7 +54,7 @@ def router_beside(fleet: Fleet, host: Host, policy: str, port: int, metrics_port
     pool = fleet.pools[router.pool]
     routing = pool.routing.model_copy(update={"policy": policy})
     pools = {**fleet.pools, pool.name: pool.model_copy(update={"routing": routing})}
-    return _router(fleet.model_copy(update={"pools": pools}), host, router, "router-probe")
+    return _release(host, [_router(fleet.model_copy(update={"pools": pools}), host, router, "router-probe")])
 
 
 def worker_urls(fleet: Fleet, host: Host, pool: str) -> tuple[str, ...]:
@@ -71,139 +77,123 @@ def reached(host: Host) -> str:
     return host.service_address or host.address
 
 
-def _worker(fleet: Fleet, host: Host, worker: Worker) -> RenderedService:
-    pool, engine = fleet.pools[worker.pool], fleet.settings(worker)
-    model = fleet.models[pool.model]
-    draft_model = fleet.models[engine.draft.model] if engine.draft and engine.draft.model else None
-    image = fleet.images[pool.image]
+def _worker(fleet: Fleet, host: Host, worker: Worker) -> tuple[Service, tuple[File, ...]]:
+    pool, settings = fleet.pools[worker.pool], fleet.settings(worker)
+    model, image = fleet.models[pool.model], fleet.images[pool.image]
+    draft_model = fleet.models[settings.draft.model] if settings.draft and settings.draft.model else None
     gpus = " ".join(map(str, worker.gpus))
-    return _service(
-        "worker",
-        f"worker-{worker.name}",
+    key, engine = api_keys.of(fleet, pool.name), engine_in(image)
+    service = Service(
+        **_names("worker", f"worker-{worker.name}"),
         image=image.reference,
         port=worker.port,
         gpus=worker.gpus,
-        start_timeout_s=engine.start_timeout_s,
-        stop_timeout_s=engine.stop_timeout_s,
-        burst=engine.restart_burst,
-        restart_delay_s=engine.restart_delay_s,
-        description=f"Lodger worker {worker.name} on {host.name} ({model.served_name} on GPUs {gpus})",
-        context={
-            "host": host,
-            "worker": worker,
-            "engine": engine,
-            "model": model,
-            "draft_model": draft_model,
-            "image": image,
-        },
-        key=api_keys.of(fleet, pool.name),
+        start=settings.start_timeout_s,
+        stop=settings.stop_timeout_s,
         pool=pool.name,
-        engine=engine_in(image).name,
         listen=worker.listen,
+        identity=engine.identity(fleet, worker),
         address=reached(host),
-        identity=engine_in(image).identity(fleet, worker),
+        key=key.mark if key else "",
+        engine=engine.name,
     )
+    context = {
+        "host": host,
+        "worker": worker,
+        "engine": settings,
+        "model": model,
+        "draft_model": draft_model,
+        "image": image,
+        "description": f"Lodger worker {worker.name} on {host.name} ({model.served_name} on GPUs {gpus})",
+    }
+    return _with_files(service, context, (settings.restart_burst, settings.restart_delay_s), key)
 
 
-def _router(fleet: Fleet, host: Host, router: Router, name: str = "router") -> RenderedService:
+def _router(fleet: Fleet, host: Host, router: Router, name: str = "router") -> tuple[Service, tuple[File, ...]]:
     pool = fleet.pools[router.pool]
     if pool.router_image is None:
         raise InventoryError(f"pool {pool.name} has no router_image", host=host.name)
-    image = fleet.images[pool.router_image]
-    urls = worker_urls(fleet, host, pool.name)
-    address = environment(str).get_template("keepalived.conf.j2")
-    return _service(
-        "router",
-        name,
-        more=(File(f"{name}/keepalived.conf", address.render(host=host, router=router, pool=pool)),) if pool.vrrp else (),
+    image, key = fleet.images[pool.router_image], api_keys.of(fleet, pool.name)
+    service = Service(
+        **_names("router", name),
         image=image.reference,
         port=router.port,
         gpus=(),
-        start_timeout_s=router.start_timeout_s,
-        stop_timeout_s=pool.stop_timeout_s,
-        burst=router.restart_burst,
-        restart_delay_s=router.restart_delay_s,
-        description=f"Lodger router on {host.name} (pool {pool.name})",
-        # One beside it has its starter from the folder of the deployed one.
-        context={"host": host, "router": router, "pool": pool, "image": image, "worker_urls": urls, "service": "router"},
-        # Who is behind it changes while it runs: its file says it for the next start, and that is no reason for one.
-        changing={"worker_urls": ()},
-        key=api_keys.of(fleet, pool.name),
+        start=router.start_timeout_s,
+        stop=pool.stop_timeout_s,
         pool=pool.name,
-        engine=engine_in(image).name,
         listen=router.listen,
         address=reached(host),
-        identity={},
+        key=key.mark if key else "",
+        engine=engine_in(image).name,
     )
+    context = {
+        "host": host,
+        "router": router,
+        "pool": pool,
+        "image": image,
+        "worker_urls": worker_urls(fleet, host, pool.name),
+        "service": "router",  # one beside it has its starter from the folder of the deployed one
+        "description": f"Lodger router on {host.name} (pool {pool.name})",
+    }
+    # Who is behind it changes while it runs: its file says it for the next start, and that is no reason for one.
+    changing = {"worker_urls": ()}
+    service, files = _with_files(service, context, (router.restart_burst, router.restart_delay_s), key, changing)
+    if not pool.vrrp:
+        return service, files
+    address = environment(str).get_template("keepalived.conf.j2")
+    text = address.render(host=host, router=router, pool=pool, services=paths.SERVICES)
+    return service, (*files, File(f"{name}/keepalived.conf", text))
 
 
-def _service(
-    kind: Literal["worker", "router"],
-    name: str,
-    *,
-    image: str,
-    port: int,
-    gpus: tuple[int, ...],
-    start_timeout_s: int,
-    stop_timeout_s: int,
-    burst: int,
-    restart_delay_s: int,
-    description: str,
-    context: dict[str, object],
+def _names(kind: str, name: str) -> dict[str, Any]:
+    """Return what a service is called: in our words, by systemd, and by Docker; its files are not hashed yet."""
+    full = f"{paths.PREFIX}{name}"
+    return {"name": name, "kind": kind, "unit": f"{full}.service", "container": full, "config": ""}
+
+
+def _with_files(
+    service: Service,
+    context: Mapping[str, object],
+    restarts: tuple[int, int],
     key: ApiKey | None,
-    pool: str,
-    listen: str,
-    identity: Mapping[str, str],
-    address: str,
-    engine: str,
     changing: Mapping[str, object] = MappingProxyType({}),
-    more: tuple[File, ...] = (),
-) -> RenderedService:
-    full_name = f"lodger-{name}"
-    compose_path = f"{name}/compose.yml"
-    unit = environment(unit_text).get_template("service.j2")
-    unit_file = File(
-        f"units/{full_name}.service",
-        unit.render(
-            host=context["host"],
-            name=full_name,
-            description=description,
-            compose=f"{paths.SERVICES}/{compose_path}",
-            record=f"{paths.PAUSED}/{full_name}" if kind == "worker" else "",
-            container_service="engine" if kind == "worker" else kind,
-            burst=burst,
-            restart_delay_s=restart_delay_s,
-            prepare_timeout_s=_PREPARE_S,
-            start_limit_interval_s=burst * (_PREPARE_S + start_timeout_s + restart_delay_s) + _SLACK_S,
-            stop_timeout_s=stop_timeout_s + _SLACK_S,
-        ),
-    )
-    compose = environment(compose_value).get_template(f"{engine}/{kind}.compose.yml.j2")
+) -> tuple[Service, tuple[File, ...]]:
+    """Return the service with the hash of its files, and the files; what is ``changing`` is no part of the hash.
 
-    context = {"name": full_name, "service": name, "key": key, "services": paths.SERVICES, "keys": paths.KEYS} | context
-    starter = (File(f"{name}/starter.py", (TEMPLATES / engine / "starter.py").read_text(encoding="utf-8")),) if key else ()
+    ``restarts`` are the starts within one interval after which a crash loop ends as failed, and the pause between them (s).
+    """
+    template = environment(compose_value).get_template(f"{service.engine}/{service.kind}.compose.yml.j2")
+    places = {"name": service.container, "service": service.name, "services": paths.SERVICES, "keys": paths.KEYS}
+    whole = {**places, "key": key, **context}
+    starter = (TEMPLATES / service.engine / "starter.py").read_text(encoding="utf-8") if key else ""
 
     def files(config: str, **other: object) -> tuple[File, ...]:
-        return File(compose_path, compose.render({**context, **other}, config=config)), unit_file, *starter
+        compose = File(f"{service.name}/compose.yml", template.render({**whole, **other}, config=config))
+        return compose, _unit_file(service, context, restarts), *([File(f"{service.name}/starter.py", starter)] if key else [])
 
-    # What is beside the service, and is no reason to restart it, comes after the hash.
-    config_hash = hash_of(files("", **changing))
-    return RenderedService(
-        name=name,
-        kind=kind,
-        unit=f"{full_name}.service",
-        files=(*files(config_hash), *more),
-        config_hash=config_hash,
-        container=full_name,
-        image=image,
-        port=port,
-        gpus=gpus,
-        start_timeout_s=start_timeout_s,
-        stop_timeout_s=stop_timeout_s,
-        pool=pool,
-        listen=listen,
-        identity=identity,
-        address=address,
-        key=key.mark if key else "",
-        engine=engine,
+    config = hash_of(files("", **changing))
+    return replace(service, config=config), files(config)
+
+
+def _unit_file(service: Service, context: Mapping[str, object], restarts: tuple[int, int]) -> File:
+    burst, delay = restarts
+    worker = service.kind == "worker"
+    text = (
+        environment(unit_text)
+        .get_template("service.j2")
+        .render(
+            host=context["host"],
+            name=service.container,
+            description=context["description"],
+            compose=f"{paths.SERVICES}/{service.name}/compose.yml",
+            record=f"{paths.PAUSED}/{service.container}" if worker else "",
+            container_service="engine" if worker else service.kind,
+            burst=burst,
+            restart_delay_s=delay,
+            prepare_timeout_s=_PREPARE_S,
+            start_limit_interval_s=burst * (_PREPARE_S + int(service.start) + delay) + _SLACK_S,
+            stop_timeout_s=int(service.stop) + _SLACK_S,
+        )
     )
+    return File(f"units/{service.unit}", text)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any
 
 from lodger.engines import DEFAULT, named
 from lodger.host import paths
@@ -19,81 +19,6 @@ class File:
     path: str
     content: str
     mode: int = 0o644
-
-
-@dataclass(frozen=True)
-class RenderedService:
-    """One container that a systemd unit of the same name runs.
-
-    ``container`` is also the Compose project's name, ``image`` its reference by digest, ``port`` where it listens on the
-    host, ``gpus`` the GPUs it has to itself. ``config_hash`` covers the service's own files without the label that
-    carries it. The time-outs are for its slowest start and its longest stop, in seconds. ``listen`` is the address of
-    ``port``, ``address`` that at which other hosts reach this one; ``identity`` is what a worker of its pool tells of itself,
-    by its engine's names; ``key`` is the mark of the key that it asks for, "" for none; ``engine`` is the engine's name.
-    """
-
-    name: str
-    kind: Literal["worker", "router"]
-    unit: str
-    files: tuple[File, ...]
-    config_hash: str
-    container: str
-    image: str
-    port: int
-    gpus: tuple[int, ...]
-    start_timeout_s: int
-    stop_timeout_s: int
-    pool: str
-    listen: str
-    identity: Mapping[str, str]
-    address: str
-    key: str
-    engine: str
-
-    @property
-    def service(self) -> Service:
-        """The service as a manifest keeps it."""
-        return Service(
-            name=self.name,
-            kind=self.kind,
-            unit=self.unit,
-            container=self.container,
-            config=self.config_hash,
-            image=self.image,
-            port=self.port,
-            gpus=self.gpus,
-            start=self.start_timeout_s,
-            stop=self.stop_timeout_s,
-            pool=self.pool,
-            listen=self.listen,
-            identity=self.identity,
-            address=self.address,
-            key=self.key,
-            engine=self.engine,
-        )
-
-
-@dataclass(frozen=True)
-class Release:
-    """Everything that Lodger puts on one host."""
-
-    host: str
-    services: tuple[RenderedService, ...]
-
-    @property
-    def files(self) -> tuple[File, ...]:
-        """All files, ordered by path."""
-        return tuple(sorted((file for service in self.services for file in service.files), key=lambda f: f.path))
-
-    @property
-    def by_name(self) -> dict[str, Service]:
-        """Its services by their names, as a manifest keeps them."""
-        return {service.name: service.service for service in self.services}
-
-    @property
-    def id(self) -> str:
-        """Name of the release: the beginning of the hash of all its paths, modes and contents."""
-        return hash_of(self.files)
 
 
 def hash_of(files: Iterable[File]) -> str:
@@ -135,11 +60,34 @@ class Service:
 
     @staticmethod
     def load(data: Mapping[str, Any]) -> Service:
-        """Return the service that a manifest describes; raise TypeError or KeyError when it describes none."""
-        service = Service(**{**data, "gpus": tuple(data["gpus"])})
+        """Return the service that a manifest describes; raise TypeError or KeyError when it describes none.
+
+        Keys that only a later Lodger knows are passed over, so that an earlier one can roll back what it deployed.
+        """
+        known = {name.name: data[name.name] for name in fields(Service) if name.name in data}
+        service = Service(**{**known, "gpus": tuple(data["gpus"])})
         named(service.engine)
         return service
 
     def manifest(self) -> dict[str, Any]:
         """Return what a manifest says of it; not the engine of before, which an earlier Lodger could not read."""
         return {name: value for name, value in asdict(self).items() if (name, value) != ("engine", DEFAULT.name)}
+
+
+@dataclass(frozen=True)
+class Release:
+    """Everything that Lodger puts on one host: its services, and all their files, ordered by path."""
+
+    host: str
+    services: tuple[Service, ...]
+    files: tuple[File, ...]
+
+    @property
+    def by_name(self) -> dict[str, Service]:
+        """Its services by their names."""
+        return {service.name: service for service in self.services}
+
+    @property
+    def id(self) -> str:
+        """Name of the release: the beginning of the hash of all its paths, modes and contents."""
+        return hash_of(self.files)

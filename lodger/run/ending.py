@@ -49,7 +49,7 @@ def leave_copy(session: Session, run: Progress) -> None:
 def _copy(session: Session, *, ends_ledger: bool) -> Command:
     """Return what puts a copy of the journal on the host, and may end the ledger."""
     end = f" && rm -f {paths.LEDGER}" if ends_ledger else ""
-    folder, copy = f"{paths.VAR}/journal", quote([f"{paths.VAR}/journal/{session.log.run}.jsonl"])
+    folder, copy = paths.JOURNAL, quote([f"{paths.JOURNAL}/{session.log.run}.jsonl"])
     script = f"umask 077 && mkdir -p {folder} && chmod 700 {folder} && cat > {copy}{end} && sync -f {paths.VAR}"
     why = "leave the journal, end the ledger" if ends_ledger else "leave the journal"
     return Command(script, why=why, stdin=session.log.content())

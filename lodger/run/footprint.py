@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from lodger.host import facts
 from lodger.host.facts.base import Facts
 from lodger.host.facts.machine import Unit
-from lodger.host.ownership import Owner, is_ours, owners
+from lodger.host.ownership import DOCKER, Owner, is_ours, is_own_container, is_sshd, owners
 
 # Mounts that come and go with containers, sessions and automatic units are nobody's service.
 _PASSING_MOUNT = re.compile(r"^/(run|proc|sys|dev|tmp)(/|$)|/(overlay2|overlayfs|containers|netns)/|^/var/lib/docker/")
 # Sessions, and what systemd or the package manager starts by itself; timer-driven units say so in a property of theirs.
 _PASSING_UNIT = re.compile(
-    r"^(user@\d+|user-runtime-dir@\d+|session-.*|run-.*|systemd-.*|lodger-.*|docker-[0-9a-f]{12,}.*|(serial-)?getty@.*"
+    r"^(user@\d+|user-runtime-dir@\d+|session-.*|run-.*|systemd-.*|docker-[0-9a-f]{12,}.*|(serial-)?getty@.*"
     r"|modprobe@.*|ssh@.*|apt-daily.*|packagekit|polkit)\.(service|socket)$"
 )
 
@@ -62,12 +62,12 @@ def of(read: Facts, host: str, *, rebooted: bool = False) -> Footprint:
         return "" if rebooted else f", {text}"
 
     for container in containers.values():
-        if container.labels.get("io.lodger.host") != host:
+        if not is_own_container(container, host):
             policy = container.restart_policy or "no"
             how = f"{container.status}, {container.id[:12]}, restart policy {policy}{volatile(f'started {container.started}')}"
             things["container", container.name] = Thing(how, container.status in {"running", "paused"})
     for unit in read[facts.UNITS].values():
-        if _is_service(unit):
+        if _is_service(unit) and not is_ours(Owner("unit", unit.id), read, host):
             how = f"{unit.active} ({unit.sub}), {unit.file_state or 'no unit file'}{volatile(f'pid {unit.main_pid}')}"
             things["unit", unit.id] = Thing(how, unit.active in {"active", "reloading"})
     for program in read[facts.PROGRAMS].values():
@@ -77,16 +77,18 @@ def of(read: Facts, host: str, *, rebooted: bool = False) -> Footprint:
         if not _PASSING_MOUNT.search(where):
             things["mount", where] = Thing(what, up=True)
     for port in read[facts.PORTS]:
-        # The proxy of a published port is dockerd's; whom it serves shows in the container's own state.
-        if port.process == "docker-proxy" or is_ours(who.get(port.pid), containers, host) or port.process.startswith("sshd"):
+        # Where Docker listens, the container that it does it for shows in its own state.
+        listener, process = who.get(port.pid), read[facts.PROCESSES].get(port.pid)
+        if listener == DOCKER or is_ours(listener, read, host) or (process is not None and is_sshd(process)):
             continue
         # A UDP socket may be a client's of the moment.
         if port.protocol == "tcp" and not (rebooted and port.port >= _ANY_PORT):
             # A socket that no process owns is the kernel's, or of another network namespace's helper: no service to lose.
-            how = port.process or "owner unknown"
-            things["port", f"{port.address}:{port.port}"] = Thing(how, bool(port.pid), who.get(port.pid))
+            # What it is called counts only where nobody but itself answers for it.
+            how = str(listener) if listener and listener.kind != "process" else port.process or "owner unknown"
+            things["port", f"{port.address}:{port.port}"] = Thing(how, bool(port.pid), listener)
     for process in read[facts.PROCESSES].values():
-        if process.devices and not rebooted and not is_ours(who[process.pid], containers, host):
+        if process.devices and not rebooted and not is_ours(who[process.pid], read, host):
             # A GPU job that ends by itself is a colleague's work that is done, no loss.
             how = f"{process.user}, {who[process.pid]}: {process.command[:80]}"
             things["gpu process", str(process.pid)] = Thing(how, False, who[process.pid])

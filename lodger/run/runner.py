@@ -10,6 +10,7 @@ import dataclasses
 import time
 
 from lodger.errors import ConnectionLost, LockLost, LodgerError, Refused, StateFailed
+from lodger.host import paths
 from lodger.host.command import Command
 from lodger.host.facts.base import Facts
 from lodger.run import ending, refusal
@@ -67,7 +68,7 @@ class Runner:
         found = [blocker for step in plan.steps for blocker in step.state.blockers(read) if not blocker.awaits]
         if found:
             raise refusal.refusal(found)
-        raise Refused("the lock cannot be taken", cause=why, hint="look at /var/lib/lodger on the host")
+        raise Refused("the lock cannot be taken", cause=why, hint=f"look at {paths.VAR} on the host")
 
     def _nothing_to_do(self, plan: Plan, result: RunResult) -> None:
         """Finish a run that found every state satisfied: nothing was done, so there is nothing to compare."""

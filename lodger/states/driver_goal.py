@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from lodger.host import facts
+from lodger.host import facts, nvidia
 from lodger.host.command import quote
 from lodger.host.facts import packages
 from lodger.host.facts.base import Fact, Facts
 from lodger.host.facts.packages import DPKG, KERNEL, Package
-from lodger.host.ownership import Owner, names, owners
+from lodger.host.ownership import Owner, declared, is_driver_daemon, is_ours, names, owners, runs_without_unit
 from lodger.inventory import Host
 from lodger.states.base import Blocker
 
@@ -29,13 +28,12 @@ class DriverGoal:
     host: str
     version: str
     gpu_count: int
-    neighbours: Mapping[Owner, int]
+    neighbours: frozenset[Owner]
 
     @classmethod
     def of(cls, host: Host) -> DriverGoal:
         """Return the goal that the host's file declares; any neighbour may have a GPU open, whatever its policy."""
-        declared = {Owner(one.kind, name): one.gpu_memory_mib for name, one in host.neighbours.items()}
-        return cls(host.name, host.driver, host.gpus.count, declared)
+        return cls(host.name, host.driver, host.gpus.count, frozenset(declared(host)))
 
     @property
     def reads(self) -> tuple[Fact[Any], ...]:
@@ -73,31 +71,29 @@ class DriverGoal:
         return not self.loaded(read) and not self.installed(read)
 
     def holders(self, read: Facts) -> list[tuple[facts.Process, Owner]]:
-        """Return everybody with a GPU open, but the driver's own daemons, each with its owner."""
+        """Return everybody with a GPU open, each with its owner, but the driver's own daemons, which stop with it."""
         who = owners(read)
         return [
             (process, who[process.pid])
             for process in read[facts.PROCESSES].values()
-            if process.devices and not is_daemon(process)
+            if process.devices and (runs_without_unit(process) or not is_driver_daemon(process))
         ]
 
     def strangers(self, read: Facts) -> list[Blocker]:
         """Return who has a GPU open and is neither ours nor named in the inventory."""
         found = []
-        containers = read[facts.CONTAINERS]
         for process, owner in self.holders(read):
-            ours = owner.kind == "container" and containers[owner.name].labels.get("io.lodger.host") == self.host
-            if ours or names(owner, read) & self.neighbours.keys():
+            if runs_without_unit(process):
+                what = f"pid {process.pid} is a daemon of the driver ({process.program}) that no unit of its own runs"
+                hint = f"kill {process.pid}, and let its unit run it: nothing would start it again"
+                found.append(Blocker(what, "it has a GPU open, and was started by hand or by a script", hint))
+                continue
+            if is_ours(owner, read, self.host) or names(owner, read) & self.neighbours:
                 continue
             what = f"pid {process.pid} of user {process.user} has a GPU open ({owner})"
             hint = f"ask {process.user} to stop it, or declare it: neighbours: {{{_declaration(owner)}}}"
             found.append(Blocker(what, f"its command is `{process.command[:120]}`", hint))
         return found
-
-
-def is_daemon(process: facts.Process) -> bool:
-    """Whether ``process`` is one of the driver's own daemons."""
-    return process.unit in {"nvidia-persistenced.service", "nvidia-powerd.service", "nvidia-fabricmanager.service"}
 
 
 def _declaration(owner: Owner) -> str:
@@ -112,9 +108,10 @@ def driver_packages(read: Facts) -> list[Package]:
 
 
 def unload_script(kernel: packages.Kernel) -> str:
-    """Return sh that unloads what is loaded, the driver's own daemon first: packages and udev start it again at any time."""
+    """Return sh that unloads what is loaded, the driver's own daemons first: packages and udev start them again at any time."""
     order = packages.unload_order(kernel.modules)
-    return f"systemctl stop nvidia-persistenced.service 2>/dev/null || true\n{quote(['rmmod', *order])}" if order else ":"
+    stop = quote(["systemctl", "stop", *nvidia.DAEMON_UNITS])
+    return f"{stop} 2>/dev/null || true\n{quote(['rmmod', *order])}" if order else ":"
 
 
 def load_script(kernel: packages.Kernel) -> str:

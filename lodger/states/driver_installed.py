@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 from lodger.errors import StateFailed
 from lodger.host import facts
-from lodger.host.command import Command, detached, quote
+from lodger.host.command import Command, quote
+from lodger.host.detached import detached
 from lodger.host.facts import packages
 from lodger.host.facts.base import Facts
 from lodger.host.facts.packages import APT, CACHE, CACHED, DPKG, KERNEL, Package

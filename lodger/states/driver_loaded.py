@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from lodger.host import facts
-from lodger.host.command import Command, detached
+from lodger.host.command import Command
+from lodger.host.detached import detached
 from lodger.host.facts import packages
 from lodger.host.facts.base import Facts
 from lodger.host.facts.packages import DPKG, KERNEL

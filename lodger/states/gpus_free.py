@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
-from lodger.host import facts
+from lodger.host import facts, nvidia
 from lodger.host.command import Command, run
 from lodger.host.facts.base import Fact, Facts
-from lodger.host.ownership import Owner, names, owners
+from lodger.host.ownership import Owner, is_driver_daemon, is_ours, names, owners
 from lodger.release.service import Service
 from lodger.states.base import Blocker, NoUndo
 from lodger.states.registry import state
 from lodger.states.service_base import UP, ServiceState
 from lodger.states.target import Target
 
-# What may be in a GPU's memory with nobody on it: the driver's own few MiB, and rounding (MiB).
-_IDLE_MEMORY = 256
+Promised = Callable[[int], int]
+"""GPU -> memory of it (MiB) that neighbours keep while workers serve: Host.reserved_mib."""
 
 
 @state("gpus_free", each="worker", needs_running=True)
@@ -27,11 +27,13 @@ class GpusFree(ServiceState):
     memory of a predecessor must really be gone. What may stay is what the neighbours were promised.
     """
 
-    def __init__(self, service: Service, host: str, *, neighbours: Mapping[Owner, int], replaced: Sequence[Owner]) -> None:
-        """Take the service, its host, the neighbours that may share its GPUs (owner -> MiB), and those being replaced."""
+    def __init__(
+        self, service: Service, host: str, *, neighbours: Collection[Owner], promised: Promised, replaced: Sequence[Owner]
+    ) -> None:
+        """Take the service, its host, the neighbours that may share its GPUs and with how much, and those being replaced."""
         super().__init__(service, host)
         self.name = f"gpus_free({service.name})"
-        self._neighbours, self._replaced = neighbours, frozenset(replaced)
+        self._neighbours, self._promised, self._replaced = frozenset(neighbours), promised, frozenset(replaced)
         self.provides = frozenset({f"{service.container} off its old GPUs"})
         self.facts: tuple[Fact[Any], ...] = (*facts.FOOTPRINT, facts.DRIVER, self._unit)
         self.deadline = 180.0
@@ -46,10 +48,12 @@ class GpusFree(ServiceState):
                 item,
                 target.host.name,
                 neighbours=target.shares_gpus,
+                promised=target.host.reserved_mib,
                 replaced=target.replaced,
                 patience=target.options.patience,
             )
-        return cls(item, target.host.name, neighbours=target.shares_gpus, replaced=target.replaced)
+        promised = target.host.reserved_mib
+        return cls(item, target.host.name, neighbours=target.shares_gpus, promised=promised, replaced=target.replaced)
 
     def _strangers(self, read: Facts) -> list[tuple[facts.Process, Owner]]:
         """Return who is on these GPUs and is neither us nor a declared neighbour."""
@@ -59,19 +63,17 @@ class GpusFree(ServiceState):
         for process in read[facts.PROCESSES].values():
             owner = who[process.pid]
             mine = own is not None and process.container == own.id
-            known = mine or self._is_driver(process) or names(owner, read) & self._neighbours.keys()
+            known = mine or is_driver_daemon(process) or names(owner, read) & self._neighbours
             if set(process.gpus) & set(self.service.gpus) and not known:
                 found.append((process, owner))
         return found
-
-    @staticmethod
-    def _is_driver(process: facts.Process) -> bool:
-        return "nvidia-persistenced" in process.command or "nvidia-powerd" in process.command
 
     def blockers(self, read: Facts) -> list[Blocker]:
         """Return who is on the GPUs, or on the port, without being named in the inventory."""
         found = []
         for process, owner in self._strangers(read):
+            if owner.kind == "unit" and is_ours(owner, read, self.host):
+                continue  # a step of ours: it ends by itself
             where = ", ".join(str(index) for index in process.gpus if index in self.service.gpus)
             what = f"GPU {where} is held by pid {process.pid} of user {process.user} ({owner})"
             hint = f"ask {process.user}, or declare it in the host file under `neighbours:`"
@@ -89,11 +91,8 @@ class GpusFree(ServiceState):
             process, owner = strangers[0]
             first = min(set(process.gpus) & set(self.service.gpus))
             return f"GPU {first} is held by pid {process.pid} ({owner})"
-        promised = sum(self._neighbours.values())
-        for gpu in read[facts.DRIVER].gpus:
-            if gpu.index in self.service.gpus and gpu.used > promised + _IDLE_MEMORY:
-                return f"{gpu.used} MiB of GPU {gpu.index} are in use, {promised} MiB are promised to neighbours"
-        return ""
+        mine = [gpu for gpu in read[facts.DRIVER].gpus if gpu.index in self.service.gpus]
+        return next(filter(None, (nvidia.excess(gpu.index, gpu.used, self._promised(gpu.index)) for gpu in mine)), "")
 
     def stops(self, read: Facts) -> list[str]:
         """Return the service when it runs another configuration."""

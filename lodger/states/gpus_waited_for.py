@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Sequence
 
 from lodger.host.facts.base import Facts
 from lodger.host.ownership import Owner
 from lodger.release.service import Service
 from lodger.states.base import Blocker
-from lodger.states.gpus_free import GpusFree
+from lodger.states.gpus_free import GpusFree, Promised
 
 
 class GpusWaitedFor(GpusFree):
     """The worker's GPUs are its own, once those who were given them are off; they are waited for, not refused."""
 
     def __init__(
-        self, service: Service, host: str, *, neighbours: Mapping[Owner, int], replaced: Sequence[Owner], patience: float
+        self,
+        service: Service,
+        host: str,
+        *,
+        neighbours: Collection[Owner],
+        promised: Promised,
+        replaced: Sequence[Owner],
+        patience: float,
     ) -> None:
         """Take what GpusFree takes, and how long to wait (s)."""
-        super().__init__(service, host, neighbours=neighbours, replaced=replaced)
+        super().__init__(service, host, neighbours=neighbours, promised=promised, replaced=replaced)
         self.deadline = patience
         self.only_waits = True
 

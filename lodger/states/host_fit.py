@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from lodger.engines import engine_in
-from lodger.host import facts
+from lodger.host import facts, paths
 from lodger.host.facts.base import Fact, Facts
 from lodger.host.nvidia import cuda_of_driver, version_key
 from lodger.states.base import Blocker, State
@@ -23,7 +23,7 @@ class HostFit(State):
         self.name = "host_fit"
         self._driver, self._count, self._memory, self._cuda = driver, gpu_count, gpu_memory, cuda
         self._folders: tuple[Fact[facts.Disk], ...] = tuple(
-            facts.disk_fact(folder) for folder in ("/opt/lodger", "/var/lib/lodger", "/etc/systemd/system")
+            facts.disk_fact(folder) for folder in (paths.ROOT, paths.VAR, paths.UNITS)
         )
         self.facts: tuple[Fact[Any], ...] = (facts.MACHINE, facts.DOCKER, facts.DRIVER, facts.CURL, *self._folders)
 

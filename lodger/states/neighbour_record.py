@@ -34,7 +34,7 @@ class RecordedNeighbour(State):
 
 def recorded(deployed: facts.Deployed) -> list[NeighbourStatus]:
     """Return the records of replaced neighbours, in the order they are to be restored."""
-    prefix = f"{paths.VAR}/replaced/"
+    prefix = f"{paths.REPLACED}/"
     found = []
     for path in sorted(deployed.files):
         if path.startswith(prefix) and path.endswith(".json"):

@@ -26,9 +26,9 @@ class PoolComplete(State):
         self.name = "pool_complete"
         self._roll = roll
         self._names = {member.url: member.name for member in roll.members}
-        self._rotation = roll.api.rotation_fact([roll.router], roll.keyring.header)
-        self._identities = roll.api.identities_fact(list(self._names), roll.keyring.header)
-        self.facts: tuple[Fact[Any], ...] = (self._rotation, self._identities, *roll.keyring.facts)
+        self._rotation = roll.api.rotation_fact([roll.router], roll.pool_key.header)
+        self._identities = roll.api.identities_fact(list(self._names), roll.pool_key.header)
+        self.facts: tuple[Fact[Any], ...] = (self._rotation, self._identities, *roll.pool_key.facts)
         self.deadline = 60.0
 
     @classmethod
@@ -64,12 +64,12 @@ class PoolComplete(State):
 
     def blockers(self, read: Facts) -> list[Blocker]:
         """Return the workers that ask for another key: the router would get nothing from them."""
-        return self._roll.keyring.strangers(read, read[self._identities], self._roll.members)
+        return self._roll.pool_key.conflicts(read, read[self._identities], self._roll.members)
 
     def act(self, read: Facts) -> list[Command]:
         """Return who leaves and who joins."""
         strangers, absent = self._differs(read)
-        router, key = self._roll.router, self._roll.keyring.header
+        router, key = self._roll.router, self._roll.pool_key.header
         return [
             *(self._roll.api.leave(RouterEntry(router, url), key) for url in strangers),
             *(self._roll.api.join(RouterEntry(router, url), key) for url in absent),

@@ -44,7 +44,7 @@ class PoolKey:
         """Which key the host has."""
         return (held_keys_fact(self.pool),) if self.mark else ()
 
-    def strangers(self, read: Facts, told: Mapping[str, Any], others: Iterable[PoolMember]) -> list[Blocker]:
+    def conflicts(self, read: Facts, told: Mapping[str, Any], others: Iterable[PoolMember]) -> list[Blocker]:
         """Return who of ``others`` asks for another key once this command is done, by what each has ``told``.
 
         With the key that is to be: those that are closed to it. With the one before: those that are open to that.
@@ -64,15 +64,15 @@ NO_KEY = PoolKey()
 class PoolPlace:
     """Where a worker stands in its pool.
 
-    ``seats`` are its places at the pool's routers, ``former`` those of what runs now where it is reached elsewhere, ``mates``
-    the pool's other workers, ``own`` its own URL, ``keyring`` what all of them ask for, ``api`` how they are asked.
+    ``entries`` are its places at routers, ``old_entries`` those of what runs now where it is reached elsewhere,
+    ``members`` the other workers, ``own`` its own URL, ``pool_key`` what all of them ask for, ``api`` how they are asked.
     """
 
     own: str = ""
-    seats: tuple[RouterEntry, ...] = ()
-    mates: tuple[PoolMember, ...] = ()
-    keyring: PoolKey = NO_KEY
-    former: tuple[RouterEntry, ...] = ()
+    entries: tuple[RouterEntry, ...] = ()
+    members: tuple[PoolMember, ...] = ()
+    pool_key: PoolKey = NO_KEY
+    old_entries: tuple[RouterEntry, ...] = ()
     api: PoolApi = DEFAULT.pool
 
     @classmethod
@@ -83,7 +83,7 @@ class PoolPlace:
             return cls()
         together = target.options.together
 
-        def seats(one: Service) -> tuple[RouterEntry, ...]:
+        def entries(one: Service) -> tuple[RouterEntry, ...]:
             return tuple(
                 RouterEntry(
                     url(host.name, other, other.router.listen, other.router.port),
@@ -94,84 +94,90 @@ class PoolPlace:
                 if other.router is not None and other.router.pool == one.pool
             )
 
-        mates = [
+        members = [
             _member(host, other, worker, other.name in together)
             for other, worker in fleet.pool_workers(service.pool)
             if (other.name, f"worker-{worker.name}") != (host.name, service.name)
         ]
-        now, runs = seats(service), target.present.get(service.name)
-        former = tuple(seat for seat in (seats(runs) if runs else ()) if seat not in now)
+        now, runs = entries(service), target.present.get(service.name)
+        old_entries = tuple(entry for entry in (entries(runs) if runs else ()) if entry not in now)
         own = url(host.name, host, service.listen, service.port)
-        return cls(own, now, tuple(mates), PoolKey.of(fleet, service), former, named(service.engine).pool)
+        return cls(own, now, tuple(members), PoolKey.of(fleet, service), old_entries, named(service.engine).pool)
 
     @property
-    def key(self) -> str:
+    def header(self) -> str:
         """The file of the header that curl sends, "" for none."""
-        return self.keyring.header
+        return self.pool_key.header
 
     @property
     def rotation(self) -> Fact[RouterList]:
         """What its routers list."""
-        return self.api.rotation_fact([seat.router for seat in self.seats], self.key)
+        return self.api.rotation_fact([entry.router for entry in self.entries], self.header)
 
     @property
     def identities(self) -> Fact[Identities]:
-        """What it serves, and its mates where a router mixes them."""
-        urls = [self.own, *(mate.url for mate in self.mates if self.seats)] if self.own else []
-        return self.api.identities_fact(urls, self.key)
+        """What it serves, and its members where a router mixes them."""
+        urls = [self.own, *(member.url for member in self.members if self.entries)] if self.own else []
+        return self.api.identities_fact(urls, self.header)
 
     @property
     def facts(self) -> tuple[Fact[Any], ...]:
         """All that says how it stands there."""
-        return self.rotation, self.identities, *self.keyring.facts
+        return self.rotation, self.identities, *self.pool_key.facts
 
     def listed(self, read: Facts) -> list[RouterEntry]:
-        """Return the seats that the worker has now, former ones too."""
-        return [seat for seat in (*self.seats, *self.former) if seat.worker in (read[self.rotation][seat.router] or {})]
+        """Return the entries that the worker has now, old ones too."""
+        return [
+            entry for entry in (*self.entries, *self.old_entries) if entry.worker in (read[self.rotation][entry.router] or {})
+        ]
 
     def healthy(self, read: Facts) -> list[RouterEntry]:
-        """Return the seats at which it gets requests, former ones too."""
-        return [seat for seat in (*self.seats, *self.former) if (read[self.rotation][seat.router] or {}).get(seat.worker)]
+        """Return the entries at which it gets requests, old ones too."""
+        return [
+            entry for entry in (*self.entries, *self.old_entries) if (read[self.rotation][entry.router] or {}).get(entry.worker)
+        ]
 
     def answering(self, read: Facts) -> list[RouterEntry]:
-        """Return the seats at routers that answer, and to us."""
+        """Return the entries at routers that answer, and to us."""
         told = read[self.rotation]
-        return [seat for seat in self.seats if told[seat.router] is not None and not isinstance(told[seat.router], OtherKey)]
+        return [
+            entry for entry in self.entries if told[entry.router] is not None and not isinstance(told[entry.router], OtherKey)
+        ]
 
-    def is_silent(self, mate: PoolMember, read: Facts) -> bool:
-        """Whether a mate was asked what it serves and did not answer."""
-        said = read[self.identities].get(mate.url)
+    def is_silent(self, member: PoolMember, read: Facts) -> bool:
+        """Whether a member was asked what it serves and did not answer."""
+        said = read[self.identities].get(member.url)
         return said is not None and not said and not isinstance(said, OtherKey)
 
-    def strangers(self, read: Facts, wanted: Mapping[str, str]) -> list[Blocker]:
+    def conflicts(self, read: Facts, wanted: Mapping[str, str]) -> list[Blocker]:
         """Return who would not serve the same as ``wanted`` once this command is done, and who asks for another key."""
         found = []
-        for mate in self.mates:
-            differs = self.api.differences(read[self.identities].get(mate.url, {}), wanted)
-            if differs and not mate.changing:
-                what = f"{mate.name} does not serve what the rest of its pool is to serve"
+        for member in self.members:
+            differs = self.api.differences(read[self.identities].get(member.url, {}), wanted)
+            if differs and not member.changing:
+                what = f"{member.name} does not serve what the rest of its pool is to serve"
                 found.append(
-                    Blocker(what, ", ".join(differs), f"deploy its host in the same command, or ask who runs {mate.url}")
+                    Blocker(what, ", ".join(differs), f"deploy its host in the same command, or ask who runs {member.url}")
                 )
-        routers = [PoolMember(f"the router at {seat.router}", seat.router, seat.changing) for seat in self.seats]
+        routers = [PoolMember(f"the router at {entry.router}", entry.router, entry.changing) for entry in self.entries]
         identities, rotation = read[self.identities], read[self.rotation]
         told = {**identities, **rotation}
-        return [*found, *self.keyring.strangers(read, told, [*self.mates, *routers])]
+        return [*found, *self.pool_key.conflicts(read, told, [*self.members, *routers])]
 
-    def gap(self, read: Facts, start: float) -> str:
+    def outage_note(self, read: Facts, start: float) -> str:
         """Return what the worker's absence means for the pool, "" where another one serves; ``start`` is its longest (s)."""
         others = {url for listed in read[self.rotation].values() for url, healthy in (listed or {}).items() if healthy}
-        if others - {seat.worker for seat in (*self.seats, *self.former)} or (self.mates and not self.seats):
+        if others - {entry.worker for entry in (*self.entries, *self.old_entries)} or (self.members and not self.entries):
             return ""
         took = self.api.start_s(read[self.identities].get(self.own, {}))
         least = f"its last start took {took:.0f} s" if took is not None else f"a start may take {start:.0f} s"
         return f"; nobody else serves the pool: there will be no answers until it is ready again ({least})"
 
 
-def take_out(place: PoolPlace, seats: Sequence[RouterEntry], serving: facts.Serving, service: Service) -> list[Command]:
+def take_out(place: PoolPlace, entries: Sequence[RouterEntry], serving: facts.Serving, service: Service) -> list[Command]:
     """Return what takes a worker out of its routers' lists, and waits for what it is still answering."""
-    wait = place.api.drained(f"http://{serving.address}:{serving.port}", place.key, int(service.stop))
-    return [*(place.api.leave(seat, place.key) for seat in seats), *([wait] if serving.address else [])]
+    wait = place.api.drained(f"http://{serving.address}:{serving.port}", place.header, int(service.stop))
+    return [*(place.api.leave(entry, place.header) for entry in entries), *([wait] if serving.address else [])]
 
 
 def _member(seen_from: Host, host: Host, worker: Worker, changing: bool) -> PoolMember:
@@ -185,7 +191,7 @@ class RouterMembers:
 
     router: str
     members: tuple[PoolMember, ...] = ()
-    keyring: PoolKey = NO_KEY
+    pool_key: PoolKey = NO_KEY
     api: PoolApi = DEFAULT.pool
 
     @classmethod

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from lodger.host import facts
+from lodger.host import facts, paths
 from lodger.host.command import Command
 from lodger.host.facts.base import Fact, Facts
 from lodger.states.base import NoUndo, State
@@ -52,7 +52,7 @@ class Rebooted(State):
         """Return the reboot, a moment later, so that the command's end is seen; nothing while the new boot is starting."""
         if self._goal.reached(read):
             return []
-        later = "systemd-run --quiet --on-active=1 --unit=lodger-step-reboot systemctl reboot && sleep 20"
+        later = f"systemd-run --quiet --on-active=1 --unit={paths.STEP}reboot systemctl reboot && sleep 20"
         return [Command(later, why="reboot", timeout=120)]
 
     def undo(self, before: Facts, now: Facts) -> NoUndo:

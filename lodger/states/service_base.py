@@ -8,12 +8,11 @@ from lodger.host.command import Command, quote, run
 from lodger.host.facts.base import Facts
 from lodger.host.facts.docker import Container
 from lodger.host.facts.machine import Unit
-from lodger.host.ownership import Owner, names, owners
+from lodger.host.ownership import Owner, is_ours, is_own_container, names, owners, port_owner
 from lodger.release import pauses
 from lodger.release.service import Service
 from lodger.states.base import Blocker, State
 
-MARK = "# io.lodger.host="
 UP = {"active", "activating", "reloading", "deactivating"}
 
 
@@ -72,7 +71,7 @@ class ServiceState(State):
 
     def _container(self, read: Facts) -> Container | None:
         found = read[facts.CONTAINERS].get(self.service.container)
-        return found if found is not None and found.labels.get("io.lodger.host") == self.host else None
+        return found if is_own_container(found, self.host) else None
 
     def _runs(self, read: Facts) -> bool:
         container = self._container(read)
@@ -90,33 +89,26 @@ class ServiceState(State):
         """Return the blocker for what ``owner`` has; it awaits the state that takes a neighbour, or another of ours, away."""
         if owner is None:
             return Blocker(what, cause, hint)
-        if self._is_ours(owner, read):
+        if is_ours(owner, read, self.host):
+            if owner.kind == "unit":
+                return Blocker(what, cause, f"it is Lodger's own and ends by itself: systemctl status {owner.name}")
             hint = f"two of ours cannot change places at once: deploy without {self.service.name}, then with it again"
             return Blocker(what, cause, hint, f"{owner.name} off its old GPUs")
         replaced = sorted(names(owner, read) & self._replaced, key=str)
         return Blocker(what, cause, hint, f"no {replaced[0]}" if replaced else "")
-
-    def _is_ours(self, owner: Owner, read: Facts) -> bool:
-        return owner.kind == "container" and read[facts.CONTAINERS][owner.name].labels.get("io.lodger.host") == self.host
 
     def _port_taken(self, read: Facts) -> list[Blocker]:
         who = owners(read)
         for port in read[facts.PORTS]:
             if port.protocol != "tcp" or port.port != self.service.port:
                 continue
-            owner = self._publisher(read) if port.process == "docker-proxy" else who.get(port.pid)
-            if owner is not None and owner.name == self.service.container and self._is_ours(owner, read):
+            owner = port_owner(port, who, read)
+            if owner is not None and owner.name == self.service.container and is_ours(owner, read, self.host):
                 continue
             what = f"port {self.service.port} is taken by {owner or port.process or 'an unknown process'}"
             hint = "choose another port, or declare it under `neighbours:` with policy replace"
             return [self._taken(owner, read, what, f"pid {port.pid} listens on {port.address}", hint)]
         return []
-
-    def _publisher(self, read: Facts) -> Owner | None:
-        for container in read[facts.CONTAINERS].values():
-            if self.service.port in container.published:
-                return Owner("container", container.name)
-        return None
 
 
 def last_lines(log: str) -> str:

@@ -7,11 +7,13 @@ from typing import Any
 from lodger.host import facts, paths
 from lodger.host.command import Command, quote, run
 from lodger.host.facts.base import Fact, Facts
+from lodger.host.facts.docker import HOST_LABEL
+from lodger.host.ownership import MARK, is_own_container, is_own_file
 from lodger.release.manifest import drop_ins, services, unit_files
 from lodger.release.service import Service
 from lodger.states.base import Blocker
 from lodger.states.registry import state
-from lodger.states.service_base import MARK, UP, ServiceState, gave_up, install, remove
+from lodger.states.service_base import UP, ServiceState, gave_up, install, remove
 from lodger.states.target import Target
 
 
@@ -41,14 +43,14 @@ class ServiceInstalled(ServiceState):
         """Return that something of our name is not ours."""
         found = []
         container = read[facts.CONTAINERS].get(self.service.container)
-        if container is not None and container.labels.get("io.lodger.host") != self.host:
-            cause = f"container {container.id[:12]} has no label io.lodger.host={self.host}"
+        if container is not None and not is_own_container(container, self.host):
+            cause = f"container {container.id[:12]} has no label {HOST_LABEL}={self.host}"
             found.append(
                 Blocker(f"a container named {container.name} is not ours", cause, f"docker rename {container.name} other-name")
             )
         _, installed = unit_files(read[facts.DEPLOYED], self._release, self.service.unit)
         unit = read[self._unit]
-        if installed is not None and f"{MARK}{self.host}" not in installed.splitlines():
+        if installed is not None and not is_own_file(installed, self.host):
             cause = f"{paths.UNITS}/{self.service.unit} has no line `{MARK}{self.host}`"
             found.append(Blocker(f"a unit named {self.service.unit} is not ours", cause, "rename it, or ask its owner to"))
         elif unit is not None and unit.fragment not in {"", f"{paths.UNITS}/{self.service.unit}"}:

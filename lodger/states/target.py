@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from lodger.host.ownership import Owner
+from lodger.host.nvidia import DAEMON_UNITS
+from lodger.host.ownership import Owner, declared
 from lodger.inventory import Fleet, Host
 from lodger.release.api_keys import ApiKey
 from lodger.release.service import File, Service
@@ -90,12 +91,12 @@ class Target:
         return self._neighbours("replace")
 
     @property
-    def shares_gpus(self) -> dict[Owner, int]:
-        """Neighbours that may be on GPUs beside our workers -> the memory (MiB a GPU) that each was promised."""
-        return {owner: self.host.neighbours[owner.name].gpu_memory_mib for owner in self._neighbours("pause")}
+    def shares_gpus(self) -> tuple[Owner, ...]:
+        """Neighbours that may be on GPUs beside our workers; with how much of each, ``host.reserved_mib`` says."""
+        return self._neighbours("pause")
 
     def _neighbours(self, policy: str) -> tuple[Owner, ...]:
-        return tuple(Owner(one.kind, name) for name, one in self.host.neighbours.items() if one.policy == policy)
+        return tuple(owner for owner, one in declared(self.host).items() if one.policy == policy)
 
     def pool_of(self, name: str) -> str:
         """Return the pool whose restarts the service ``name`` takes part in, "" for none; old manifests name no pool."""
@@ -122,11 +123,8 @@ class Target:
             "service that is no longer wanted": list(self.gone.values()),
             "worker": workers,
             "router": routers,
-            # Every neighbour may have a GPU open, one that a deploy would replace too; the driver's own daemon as well.
-            "pausable neighbour": [
-                *(Owner(one.kind, one.name) for one in neighbours),
-                Owner("unit", "nvidia-persistenced.service"),
-            ],
+            # Every neighbour may have a GPU open, one that a deploy would replace too; the driver's own daemons as well, last.
+            "pausable neighbour": list(dict.fromkeys([*declared(self.host), *(Owner("unit", name) for name in DAEMON_UNITS)])),
             "warned neighbour": [one for one in neighbours if one.warn],
             "service": [*workers, *routers],
             "key": list(self.release.keys),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lodger.host import facts
+from lodger.host import facts, paths
 from lodger.host.facts import packages
 from lodger.host.facts.base import Facts
 from lodger.host.facts.packages import DPKG, KERNEL
@@ -22,7 +22,7 @@ class UpgradePossible(State):
         self._goal = goal
         self._candidates = packages.candidates_fact(goal.version)
         self._simulation = packages.simulation_fact(goal.version)
-        self._disk = facts.disk_fact("/var/lib/lodger")
+        self._disk = facts.disk_fact(paths.VAR)
         looks = (KERNEL, self._candidates, self._simulation, self._disk)
         self.facts = (facts.LEDGER, *goal.reads, *facts.FOOTPRINT, *looks)
 

@@ -54,15 +54,15 @@ class WorkerDrained(ServiceState):
         listed = self._place.listed(read)
         if not listed or not self._due(read):
             return ""
-        routers = " and ".join(seat.router for seat in listed)
-        return f"{routers} sends it requests{self._place.gap(read, self.service.start)}"
+        routers = " and ".join(entry.router for entry in listed)
+        return f"{routers} sends it requests{self._place.outage_note(read, self.service.start)}"
 
     def remarks(self, read: Facts) -> list[str]:
         """Return how long nobody answers where no router could say so, and which worker may come back as it was."""
         place = self._place
-        alone = place.own and not place.seats and self._due(read)
-        gap = place.gap(read, self.service.start) if alone else ""
-        silent = [one.name for one in place.mates if place.is_silent(one, read) and not one.changing]
+        alone = place.own and not place.entries and self._due(read)
+        gap = place.outage_note(read, self.service.start) if alone else ""
+        silent = [one.name for one in place.members if place.is_silent(one, read) and not one.changing]
         return [
             *([f"{self.service.name} is stopped{gap}"] if gap else []),
             *(
@@ -72,8 +72,8 @@ class WorkerDrained(ServiceState):
         ]
 
     def blockers(self, read: Facts) -> list[Blocker]:
-        """Return the mates that it could not stand beside afterwards."""
-        return self._place.strangers(read, self.service.identity)
+        """Return the members that it could not stand beside afterwards."""
+        return self._place.conflicts(read, self.service.identity)
 
     def act(self, read: Facts) -> list[Command]:
         """Return its leave, and the wait for what it is still answering."""
@@ -81,11 +81,11 @@ class WorkerDrained(ServiceState):
 
     def undo(self, before: Facts, now: Facts) -> list[Command] | NoUndo:
         """Return what puts it back where it was."""
-        gone = [seat for seat in self._place.listed(before) if seat not in self._place.listed(now)]
-        return [self._place.api.join(seat, self._place.key) for seat in gone] or NoUndo("it was in no rotation")
+        gone = [entry for entry in self._place.listed(before) if entry not in self._place.listed(now)]
+        return [self._place.api.join(entry, self._place.header) for entry in gone] or NoUndo("it was in no rotation")
 
     def undone(self, before: Facts, now: Facts) -> str:
         """Return which router does not send it requests as before."""
-        answering = {seat.router for seat in self._place.answering(now)}
+        answering = {entry.router for entry in self._place.answering(now)}
         gone = [s for s in self._place.healthy(before) if s.router in answering and s not in self._place.healthy(now)]
         return f"{gone[0].router} does not send it requests again" if gone else ""

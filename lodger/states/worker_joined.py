@@ -37,24 +37,24 @@ class WorkerJoined(ServiceState):
         return cls(item, target.host.name, PoolPlace.of(target, item))
 
     def _out(self, read: Facts) -> list[RouterEntry]:
-        return [seat for seat in self._place.answering(read) if seat not in self._place.healthy(read)]
+        return [entry for entry in self._place.answering(read) if entry not in self._place.healthy(read)]
 
     def _former(self, read: Facts) -> list[RouterEntry]:
-        return [seat for seat in self._place.listed(read) if seat in self._place.former]
+        return [entry for entry in self._place.listed(read) if entry in self._place.old_entries]
 
     def missing(self, read: Facts) -> str:
         """Return which router does not send it requests, or sends them to where it is no more."""
         if not self._due(read):
             return ""
-        for seat in self._out(read):
-            return f"{seat.router} does not send it requests"
-        for seat in self._former(read):
-            return f"{seat.router} still knows it as {seat.worker}"
+        for entry in self._out(read):
+            return f"{entry.router} does not send it requests"
+        for entry in self._former(read):
+            return f"{entry.router} still knows it as {entry.worker}"
         return ""
 
     def blockers(self, read: Facts) -> list[Blocker]:
-        """Return what it, or a mate, serves otherwise than the pool: such a one does not join."""
-        found = self._place.strangers(read, self.service.identity)
+        """Return what it, or a member, serves otherwise than the pool: such a one does not join."""
+        found = self._place.conflicts(read, self.service.identity)
         own = self._place.api.differences(read[self._place.identities].get(self._place.own, {}), self.service.identity)
         if own and self._runs_this(read):
             what = f"{self.service.name} does not serve what its pool is to serve"
@@ -66,8 +66,8 @@ class WorkerJoined(ServiceState):
     def act(self, read: Facts) -> list[Command]:
         """Return its joining, and that it leaves where it is reached no more."""
         return [
-            *(self._place.api.leave(seat, self._place.key) for seat in self._former(read)),
-            *(self._place.api.join(seat, self._place.key) for seat in self._out(read)),
+            *(self._place.api.leave(entry, self._place.header) for entry in self._former(read)),
+            *(self._place.api.join(entry, self._place.header) for entry in self._out(read)),
         ]
 
     def undo(self, before: Facts, now: Facts) -> list[Command] | NoUndo:

@@ -6,10 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from lodger.host import facts, paths
+from lodger.host import facts, nvidia, paths
 from lodger.host.command import Command
 from lodger.host.facts.base import Fact, Facts
 from lodger.host.facts.deployed import Deployed
+from lodger.host.facts.machine import programs_snippet
 from lodger.host.ownership import Owner
 from lodger.locks import host_lock
 from lodger.release import pauses
@@ -37,7 +38,7 @@ class AutoResume:
     @classmethod
     def of(cls, target: Target, service: Service) -> AutoResume:
         """Return what brings ``service`` back on the target's host."""
-        return cls(target.host.name, PoolPlace.of(target, service), tuple(target.shares_gpus))
+        return cls(target.host.name, PoolPlace.of(target, service), target.shares_gpus)
 
     def files(self, service: Service, pause: Pause) -> Mapping[str, str]:
         """Return the files that do it, by their paths on the host; none for a pause with no end."""
@@ -63,12 +64,16 @@ class AutoResume:
             motd_before=motd[0],
             motd_after=motd[1],
             neighbours=[(owner.kind, owner.name) for owner in self.neighbours],
+            daemons=nvidia.DAEMON_UNITS,
+            daemon_programs=programs_snippet(nvidia.DAEMON_PROGRAMS),
             devices=" -o ".join(f"-lname /dev/nvidia{gpu}" for gpu in service.gpus).split(),
             serving=facts.serving_fact(service.container, service.unit, self.host).snippet,
-            own=self.place.api.describe_script(self.place.own, self.place.key) if self.place.own else "true",
+            own=self.place.api.describe_script(self.place.own, self.place.header) if self.place.own else "true",
             differs=self.place.api.differs_script(),
-            mates=[(mate.name, self.place.api.describe_script(mate.url, self.place.key)) for mate in self.place.mates],
-            joins=[(seat.router, self.place.api.join(seat, self.place.key).script) for seat in self.place.seats],
+            members=[
+                (member.name, self.place.api.describe_script(member.url, self.place.header)) for member in self.place.members
+            ],
+            joins=[(entry.router, self.place.api.join(entry, self.place.header).script) for entry in self.place.entries],
             forget=pauses.forgotten(places, from_inside=True),
             pause_s=_PAUSE,
             start_s=int(service.start),

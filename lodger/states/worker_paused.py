@@ -35,7 +35,7 @@ class WorkerPaused(WorkerPause):
     def remarks(self, read: Facts) -> list[str]:
         """Return that nobody else serves the pool; without a router the state that stops the worker says it."""
         place, pool = self._way_back.place, self.service.pool
-        alone = place.listed(read) and place.gap(read, self.service.start)
+        alone = place.listed(read) and place.outage_note(read, self.service.start)
         only = f"worker {self._worker} is the only one that serves pool {pool}: it answers nothing meanwhile"
         return [only] if alone else []
 

@@ -14,7 +14,7 @@ from lodger.weights import hub
 from lodger.weights.plan import OWN, FetchManifest, FetchPlan, FoundFolder, parse_found, parse_manifest
 
 _TEMPLATES = CODE / "templates"
-HOME = f"{paths.VAR}/fetch"
+HOME = paths.FETCH
 LONGEST = 2 * 86400  # seconds after which a fetch, or the host that serves one, is ended whatever it does
 IDLE = 300  # seconds without a request after which a host that serves another ends
 LISTING = 32 * 1024 * 1024  # bytes of a listing that are read
@@ -150,7 +150,7 @@ def planned(model: str) -> Command:
 
 def share(model: str, target: str, token: str, names: list[str]) -> Command:
     """Return the command that has a host serve files of a model to another; it prints the port."""
-    home, name = f"{paths.VAR}/share/{model}-{token}", f"lodger-share-{model}-{token}"
+    home, name = f"{paths.SHARE}/{model}-{token}", f"lodger-share-{model}-{token}"
     properties = {
         "RuntimeMaxSec": str(LONGEST),
         "StandardInput": f"file:{home}/names",

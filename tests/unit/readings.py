@@ -13,8 +13,8 @@ from lodger.host.facts.docker import Container
 from lodger.host.facts.gpu import Gpu
 from lodger.host.facts.machine import ListeningPort, Process, Program, Unit
 from lodger.host.facts.serving import Serving
+from lodger.host.ownership import MARK
 from lodger.release.service import Service
-from lodger.states.service_base import MARK
 
 CAPTURED = Path(__file__).parent / "data/facts"
 HOST = "node1"
@@ -100,6 +100,7 @@ def process(pid: int, **changes: Any) -> Process:
         "cgroup": "/user.slice/user-1000.slice/session-3.scope ",
         "parents": (900,),
         "devices": (),
+        "program": "",
     }
     return Process(pid=pid, **{**values, **changes})
 
@@ -107,6 +108,12 @@ def process(pid: int, **changes: Any) -> Process:
 def in_container(pid: int, of: Container, **changes: Any) -> Process:
     """Return a process that runs in a container."""
     return process(pid, **{"user": "root", "cgroup": f"/system.slice/docker-{of.id}.scope ", **changes})
+
+
+def proxy(pid: int, **changes: Any) -> Process:
+    """Return the process that listens for Docker on a published port."""
+    command = "/usr/bin/docker-proxy -proto tcp -host-port 30000"
+    return process(pid, **{"user": "root", "command": command, "cgroup": "/system.slice/docker.service ", **changes})
 
 
 def on_gpus(*indices: int) -> tuple[str, ...]:

@@ -22,7 +22,7 @@ from lodger.host.ssh import Ssh
 from lodger.inventory import Fleet, Host, Pool
 from lodger.release import api_keys
 from lodger.release.render import router_beside
-from lodger.release.service import RenderedService
+from lodger.release.service import Release
 from lodger.terminal import Terminal
 
 Say = Callable[[str], None]
@@ -170,9 +170,10 @@ def _beside(connection: Ssh, fleet: Fleet, host: Host, workers: int, say: Say) -
     """
     listening = facts.parse(connection.run(facts.command([facts.PORTS])).check(host.name).stdout, host.name)[facts.PORTS]
     port, metrics_port = free_ports({one.port for one in listening})
-    service = router_beside(fleet, host, "round_robin", port, metrics_port)
+    beside = router_beside(fleet, host, "round_robin", port, metrics_port)
+    (service,) = beside.services
     say(f"starting a second router with round_robin on port {port}, for as long as this takes")
-    connection.run(_start(service)).check(host.name)
+    connection.run(_start(beside)).check(host.name)
     try:
         with connection.forward("127.0.0.1", port) as local:
             _wait(engine_of(fleet, service.pool), _client(fleet, service.pool, local), workers, host.name)
@@ -189,7 +190,8 @@ def free_ports(taken: set[int]) -> tuple[int, int]:
     return free[0], free[1]
 
 
-def _start(service: RenderedService) -> Command:
+def _start(beside: Release) -> Command:
+    (service,) = beside.services
     file = f"{paths.VAR}/{service.name}.yml"
     compose = ["docker", "compose", "-p", service.container, "-f", file]
     down = quote([*compose, "down", "--timeout", "5"])
@@ -198,7 +200,7 @@ def _start(service: RenderedService) -> Command:
         *("--property=TimeoutStopSec=60", f"--property=ExecStopPost=/bin/sh -c '{down}; rm -f {file}'", "--"),
         *(*compose, "up", "--exit-code-from", "router", "--no-color"),
     ]
-    (content,) = (one.content for one in service.files if one.path.endswith("compose.yml"))
+    (content,) = (one.content for one in beside.files if one.path.endswith("compose.yml"))
     busy = f"if systemctl -q is-active {_UNIT}; then echo 'another probe is running' >&2; exit 1; fi"
     script = f"{busy}\nmkdir -p {paths.VAR} && cat > {file} && {quote(unit)}"
     return Command(script, why="start a second router", stdin=content.encode())

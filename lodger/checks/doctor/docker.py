@@ -10,6 +10,7 @@ from lodger.checks.doctor.report import DoctorFinding
 from lodger.host import facts
 from lodger.host.command import Command, quote
 from lodger.host.facts import health
+from lodger.host.facts.docker import HOST_LABEL
 from lodger.inventory import Fleet, Host
 
 
@@ -77,7 +78,7 @@ docker image inspect "$image" >/dev/null 2>&1 || {{ echo absent; exit 0; }}
 trap 'docker rm -f "$name" >/dev/null 2>&1' EXIT
 trap 'exit 129' HUP INT TERM
 echo ran
-timeout -s KILL {PROBE_PATIENCE:g} docker run --rm --name "$name" --label io.lodger.host={host.name} --pull never \\
+timeout -s KILL {PROBE_PATIENCE:g} docker run --rm --name "$name" --label {HOST_LABEL}={host.name} --pull never \\
     --network none --gpus all --entrypoint nvidia-smi "$image" {ask} 2>&1 </dev/null &
 wait $!
 echo "code=$?\""""

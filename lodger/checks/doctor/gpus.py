@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 from lodger.checks.doctor.finding import error_finding, note_finding, ok_finding, warning_finding
 from lodger.checks.doctor.reading import HostReading
 from lodger.checks.doctor.report import DoctorFinding
-from lodger.host import facts
+from lodger.host import facts, nvidia
 from lodger.host.facts import health
-from lodger.host.facts.docker import Container
-from lodger.host.ownership import Owner, names, owners
-from lodger.inventory import Host
-from lodger.states.driver_goal import is_daemon
+from lodger.host.ownership import declared, is_driver_daemon, is_ours, names, owners, runs_without_unit
 
 
 def gpus(at: HostReading) -> Iterator[DoctorFinding]:
@@ -43,18 +40,28 @@ def gpus(at: HostReading) -> Iterator[DoctorFinding]:
 def holders(at: HostReading) -> Iterator[DoctorFinding]:
     """See that whoever has a GPU open is ours or named in the inventory, and memory that is taken has an owner."""
     read, host = at.read, at.host
-    who, containers = owners(read), read[facts.CONTAINERS]
-    named = {Owner(neighbour.kind, name) for name, neighbour in host.neighbours.items()}
+    who = owners(read)
+    named = declared(host).keys()
     known: list[str] = []
-    on: set[int] = set()
+    opened: set[int] = set()  # GPUs that somebody has open
+    others: set[int] = set()  # GPUs that somebody has open who is no neighbour
     for process in read[facts.PROCESSES].values():
         if not process.devices:
             continue
-        on |= set(process.gpus)
         owner = who[process.pid]
         numbers = ",".join(map(str, process.gpus)) or "none, the driver only"
         measured = f"GPU {numbers}: pid {process.pid}, user {process.user}, {owner}: {process.command[:160]}"
-        if is_daemon(process) or _is_ours(owner, containers, host) or names(owner, read) & named:
+        if runs_without_unit(process):
+            todo = "a driver upgrade refuses: kill it, and let its unit run it (systemctl enable --now)"
+            yield note_finding("a daemon of the driver runs without its unit", measured, todo)
+            continue
+        if is_driver_daemon(process):
+            known.append(f"pid {process.pid} ({owner})")
+            continue
+        opened |= set(process.gpus)
+        neighbour = bool(names(owner, read) & named)
+        others |= set() if neighbour else set(process.gpus)
+        if neighbour or is_ours(owner, read, host.name):
             known.append(f"pid {process.pid} ({owner})")
         elif set(process.gpus) & at.serving:
             todo = f"a deploy refuses: ask {process.user} to stop it, or name it under `neighbours:`"
@@ -63,24 +70,24 @@ def holders(at: HostReading) -> Iterator[DoctorFinding]:
             yield note_finding(
                 "somebody has the driver open", measured, f"a driver upgrade would wait for {process.user}: ask in time"
             )
+    yield from _memory(at, opened, others)
+    yield ok_finding("holders that are known", ", ".join(known) or "none")
+
+
+def _memory(at: HostReading, opened: set[int], others: set[int]) -> Iterator[DoctorFinding]:
+    """See that of GPUs with nobody but neighbours on them no more is in use than a deploy accepts."""
     for gpu in at.driver.gpus:
-        if gpu.index not in on and gpu.used > _IDLE_MEMORY:
+        too_much = nvidia.excess(gpu.index, gpu.used, at.host.reserved_mib(gpu.index))
+        if not too_much or gpu.index in others:
+            continue
+        if gpu.index in opened:
+            todo = "a deploy of a worker there fails: correct `gpu_memory_mib` and `gpus` of the neighbours, or ask them"
+            yield warning_finding("neighbours have more GPU memory than they were promised", too_much, todo)
+        else:
             measured = f"GPU {gpu.index}: {gpu.used} MiB in use, no process has it open"
             yield warning_finding(
                 "GPU memory is taken by nobody", measured, "a process died badly: nvidia-smi --gpu-reset, or reboot"
             )
-    yield ok_finding("holders that are known", ", ".join(known) or "none")
-
-
-_IDLE_MEMORY = 512  # MiB that the driver itself may show on a GPU that nobody has open
-
-
-def _is_ours(owner: Owner | None, containers: Mapping[str, Container], host: Host) -> bool:
-    if owner is None:
-        return False
-    if owner.kind == "container":
-        return containers[owner.name].labels.get("io.lodger.host") == host.name
-    return owner.kind == "unit" and owner.name.startswith("lodger-")
 
 
 def pcie(at: HostReading) -> Iterator[DoctorFinding]:

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from lodger.checks.doctor.finding import error_finding, gib, note_finding, ok_finding, warning_finding
-from lodger.checks.doctor.gpus import _is_ours
 from lodger.checks.doctor.reading import HostReading, fit, images_of, pinned, weights
 from lodger.checks.doctor.report import DoctorFinding
 from lodger.engines import engine_in
 from lodger.host import facts
 from lodger.host.facts import health
-from lodger.host.ownership import Owner, names, owners
+from lodger.host.ownership import declared, is_ours, names, owners, port_owner
 
 
 def room(at: HostReading) -> Iterator[DoctorFinding]:
@@ -61,21 +60,18 @@ def ports(at: HostReading) -> Iterator[DoctorFinding]:
     wanted = {worker.port: f"worker {name}" for name, worker in host.workers.items()}
     if host.router:
         wanted |= {host.router.port: "the router", host.router.prometheus_port: "the router's metrics"}
-    who, containers = owners(read), read[facts.CONTAINERS]
-    replaced = {Owner(one.kind, name) for name, one in host.neighbours.items() if one.policy == "replace"}
+    who = owners(read)
+    replaced = {owner for owner, one in declared(host).items() if one.policy == "replace"}
     said: set[int] = set()
     for port in read[facts.PORTS]:
         if port.protocol != "tcp" or port.port not in wanted or port.port in said:
             continue
         said.add(port.port)
-        owner = who.get(port.pid)
-        if port.process == "docker-proxy":
-            publishers = [one.name for one in containers.values() if one.running and port.port in one.published]
-            owner = Owner("container", publishers[0]) if publishers else owner
+        owner = port_owner(port, who, read)
         measured = (
             f"{port.address}:{port.port}, {wanted[port.port]}: {owner or port.process or 'owner unknown'}, pid {port.pid}"
         )
-        if _is_ours(owner, containers, host):
+        if is_ours(owner, read, host.name):
             yield ok_finding("a port is ours", measured)
         elif owner and names(owner, read) & replaced:
             yield note_finding("a port is held by a neighbour", measured, "a deploy stops it first, as the inventory says")

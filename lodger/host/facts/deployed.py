@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lodger.errors import Refused
+from lodger.host import paths
 from lodger.host.facts.base import Fact
 
 # ---------------------------------------------------------------- what is ours
@@ -107,26 +108,26 @@ class Deployed:
     def no_manifest(self, release: str, why: str) -> Refused:
         """Return the refusal to work with a release whose manifest is missing or says something else."""
         path = _manifest(release)
-        afresh = f"remove {path.rpartition('/')[0]} and /opt/lodger/current to begin afresh"
-        over = f"take the line {release} out of /opt/lodger/history to pass it over"
+        afresh = f"remove {path.rpartition('/')[0]} and {paths.CURRENT} to begin afresh"
+        over = f"take the line {release} out of {paths.HISTORY} to pass it over"
         hint = f"put the file back, or {afresh if release == self.current else over}"
         return Refused(f"release {release} has no readable manifest", cause=f"{path}: {why}", hint=hint)
 
     @property
     def standing(self) -> tuple[object, ...]:
         """All that says what the host is to run: record, links, units, and which neighbours are owed."""
-        decisive = ("/etc/systemd/system/", "/var/lib/lodger/replaced/")
+        decisive = (f"{paths.UNITS}/", f"{paths.REPLACED}/")
         files = {path: file for path, file in self.files.items() if path.startswith(decisive)}
         return self.current, self.history, dict(self.links), files
 
     def record(self, name: str) -> str | None:
         """Return the content of the file ``name`` below /var/lib/lodger, None when there is none."""
-        found = self.files.get(f"/var/lib/lodger/{name}")
+        found = self.files.get(f"{paths.VAR}/{name}")
         return found.content if found is not None else None
 
 
 def _manifest(release: str) -> str:
-    return f"/opt/lodger/releases/{release}/manifest.json"
+    return f"{paths.RELEASES}/{release}/manifest.json"
 
 
 def _deployed(text: str) -> Deployed:
@@ -140,31 +141,31 @@ def _deployed(text: str) -> Deployed:
         values.get("current", [""])[0].rpartition("/")[2],
         tuple(value for value in values.get("history", []) if value),
         tuple(value for value in values.get("stored", []) if value),
-        {name: target.split("/")[-2] for name, target in links.items() if target.startswith("/opt/lodger/releases/")},
+        {name: target.split("/")[-2] for name, target in links.items() if target.startswith(f"{paths.RELEASES}/")},
         decode_files(rest),
         tuple(value for value in values.get("key", []) if value),
     )
 
 
 # What is no record is not read: a driver's packages take hundreds of MB.
-_UNREAD = tuple(f"/var/lib/lodger/{name}" for name in ("driver", "fetch", "journal", "lock*", "share", "unfinished.json*"))
+_UNREAD = (paths.DRIVER_CACHE, paths.FETCH, paths.JOURNAL, f"{paths.LOCK}*", paths.SHARE, f"{paths.LEDGER}*")
 
 DEPLOYED = Fact(
     "deployed",
-    r"""echo "current=$(readlink /opt/lodger/current)"
-sed 's/^/history=/' /opt/lodger/history 2>/dev/null
-for each in /opt/lodger/releases/*; do
-    case ${each##*/} in *[!0-9a-f]*) ;; *) echo "stored=${each##*/}" ;; esac
+    rf"""echo "current=$(readlink {paths.CURRENT})"
+sed 's/^/history=/' {paths.HISTORY} 2>/dev/null
+for each in {paths.RELEASES}/*; do
+    case ${{each##*/}} in *[!0-9a-f]*) ;; *) echo "stored=${{each##*/}}" ;; esac
 done
-find /opt/lodger/services -mindepth 1 -maxdepth 1 -type l -printf 'link=%f %l\n' 2>/dev/null
-for each in /etc/lodger/keys/*; do
-    [ ! -e "$each" ] && [ ! -L "$each" ] || echo "key=${each##*/}"
+find {paths.SERVICES} -mindepth 1 -maxdepth 1 -type l -printf 'link=%f %l\n' 2>/dev/null
+for each in {paths.KEYS}/*; do
+    [ ! -e "$each" ] && [ ! -L "$each" ] || echo "key=${{each##*/}}"
 done
 echo @files
 """
     + files_snippet(
-        "/opt/lodger/releases /etc/systemd/system /var/lib/lodger -maxdepth 3 "
-        r"\( -path '/etc/systemd/system/*' ! -path '/etc/systemd/system/lodger-*' "
+        f"{paths.RELEASES} {paths.UNITS} {paths.VAR} -maxdepth 3 "
+        rf"\( -path '{paths.UNITS}/*' ! -path '{paths.UNITS}/{paths.PREFIX}*' "
         + " ".join(f"-o -path '{path}'" for path in _UNREAD)
         + r" \) -prune -o -size -1024k"
     ),
@@ -175,6 +176,6 @@ echo @files
 # An empty file is no missing one: what it said of the things to put back is lost.
 LEDGER = Fact(
     "ledger",
-    "f=/var/lib/lodger/unfinished.json; [ ! -e $f ] || { [ -s $f ] && cat $f || echo 'nothing in it'; }",
+    f"f={paths.LEDGER}; [ ! -e $f ] || {{ [ -s $f ] && cat $f || echo 'nothing in it'; }}",
     lambda text: text.strip(),
 )

@@ -66,7 +66,8 @@ compose() {{
 said=$(compose 2>/dev/null)
 echo "compose=${{said:-$(docker compose version --short 2>/dev/null)}}"
 hook=no
-pid=$(pidof -s dockerd) && path=$(tr '\\0' '\\n' < /proc/$pid/environ | sed -n 's/^PATH=//p')
+pid=$(systemctl show -p MainPID --value docker.service 2>/dev/null)
+[ "${{pid:-0}}" = 0 ] || path=$(tr '\\0' '\\n' < /proc/$pid/environ | sed -n 's/^PATH=//p')
 for name in nvidia-container-runtime-hook nvidia-container-toolkit; do
     PATH=${{path:-$PATH}} command -v $name >/dev/null && hook=yes
 done
@@ -74,6 +75,10 @@ echo hook=$hook""",
     _docker,
     takes=40,
 )
+
+
+HOST_LABEL = "io.lodger.host"
+"""Label of our containers: the host as our inventory calls it."""
 
 
 @dataclass(frozen=True)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
+from lodger.host import nvidia, paths
 from lodger.host.command import quote
 from lodger.host.facts.base import Fact
 
@@ -98,7 +100,7 @@ UNITS = Fact(
     "units",
     # Unloaded unit files of ours count too: an enabled unit that is not active is not in the list of loaded units.
     "ours=\n"
-    "for file in /etc/systemd/system/lodger-*.service; do "
+    f"for file in {paths.UNITS}/{paths.PREFIX}*.service; do "
     '[ ! -e "$file" ] && [ ! -L "$file" ] || ours="$ours ${file##*/}"; done\n'
     f"{_SHOW} '*.service' '*.socket' '*.mount' '*.timer' $ours",
     _units,
@@ -206,7 +208,9 @@ PORTS = Fact("ports", "ss -Hltunp", _ports, takes=8)
 class Process:
     """A process that listens or has a GPU open. ``cgroup`` and ``parents`` (pids) lead to its owner.
 
-    ``devices`` are the ``/dev/nvidia*`` files it has open, ``gpus`` the numbers among them.
+    ``devices`` are the ``/dev/nvidia*`` files it has open, ``gpus`` the numbers among them. ``program`` is the path of its
+    executable where that is one of :data:`KNOWN_PROGRAMS`, "" for any other, None where nobody asked (a ledger of an earlier
+    version); ``by_root`` says that root runs that program.
     """
 
     pid: int
@@ -215,6 +219,8 @@ class Process:
     cgroup: str
     parents: tuple[int, ...]
     devices: tuple[str, ...]
+    program: str | None = None
+    by_root: bool = False
 
     @property
     def gpus(self) -> tuple[int, ...]:
@@ -229,31 +235,74 @@ class Process:
 
     @property
     def unit(self) -> str:
-        """The system unit it belongs to, "" when its cgroup names none."""
-        match = re.search(r"/([^/ ]+\.service)(?:[/ ]|$)", self.cgroup)
+        """The system unit it belongs to, "" when its cgroup names none.
+
+        Only root makes units below a chain of slices; what a user's manager or a container calls a unit lies deeper.
+        """
+        match = re.search(r"(?:^| )(?:/[^/ ]+\.slice)*/([^/ ]+\.service)(?=[/ ]|$)", self.cgroup)
         return match[1] if match else ""
+
+    @property
+    def user_unit(self) -> tuple[int, str] | None:
+        """The unit of a user's own manager that it belongs to, after that user's number."""
+        manager = r"(?:^| )/user\.slice/user-\d+\.slice/user@(\d+)\.service/"
+        match = re.search(manager + r"(?:[^ ]*?/)?([^/ ]+\.service)(?=[/ ]|$)", self.cgroup)
+        return (int(match[1]), match[2]) if match else None
 
 
 def _processes(text: str) -> dict[int, Process]:
     processes: dict[int, Process] = {}
-    for block in re.split(r"^@pid ", text, flags=re.MULTILINE)[1:]:
+    head, *blocks = re.split(r"^@pid ", text, flags=re.MULTILINE)
+    programs = {
+        int(pid): (path, uid == "0") for pid, uid, path in re.findall(r"^@program (\d+) (\d+) (\S+)$", head, re.MULTILINE)
+    }
+    users = {int(uid): name for uid, name in re.findall(r"^@user (\d+) (.+)$", head, re.MULTILINE)}
+    unknown = ("" if "@programs" in head.split() else None, False)
+    for block in blocks:
         pid, user, parents, cgroup, devices, *command = block.split("\n")
-        processes[int(pid)] = Process(
+        found = Process(
             int(pid),
             user,
             "\n".join(command).strip(),
             cgroup,
             tuple(int(word) for word in parents.split()),
             tuple(sorted(set(devices.split()))),
+            *programs.get(int(pid), unknown),
         )
+        managed = found.user_unit
+        processes[found.pid] = replace(found, user=users[managed[0]]) if managed and managed[0] in users else found
     return processes
 
 
+def programs_snippet(programs: Sequence[str]) -> str:
+    """Return sh that prints ``@program PID UID PATH`` for each process that runs one of ``programs``, by its real user.
+
+    Only in the mount namespace of who asks: in another one a path leads to whatever somebody put there.
+    """
+    names = " -o ".join(f"-lname {quote([name])}" for path in programs for name in (path, f"{path} (deleted)"))
+    return f"""find /proc/[0-9]*/exe '(' {names} ')' -printf '%h %l\\n' 2>/dev/null | while read -r dir program _; do
+    [ ! "$dir/ns/mnt" -ef /proc/self/ns/mnt ] || echo "$dir $program"
+done | awk '{{
+    file = $1 "/status"; uid = ""
+    while ((getline line < file) > 0) if (line ~ /^Uid:/) {{ split(line, words); uid = words[2]; break }}
+    close(file)
+    print "@program " substr($1, 7) " " uid " " $2
+}}'"""
+
+
+SSHD = ("/usr/sbin/sshd", "/usr/lib/openssh/sshd-session", "/usr/libexec/openssh/sshd-session")
+"""Executables of OpenSSH's server; from 9.8 on, a connection has one of its own."""
+KNOWN_PROGRAMS = (*nvidia.DAEMON_PROGRAMS, *SSHD)
+"""Executables by which a process is known; its command line says whatever it likes."""
+
+
 # GPU holders are found by the links of /proc/*/fd, not by fuser: a process in a container may have a device node of its
-# own, which fuser does not match. However many processes there are, it takes the same few programs: awk itself reads the files
-# without NUL, and grep makes of each argument two records, the file's name and the argument.
+# own, which fuser does not match. Whose a unit of a user is, logind's folder for that user says: the owner of a folder in
+# /proc is root as soon as a process wants it. However many processes there are, it takes the same few programs: awk itself
+# reads the files without NUL, and grep makes of each argument two records, the file's name and the argument.
 PROCESSES = Fact(
     "processes",
+    f"echo @programs\n{programs_snippet(KNOWN_PROGRAMS)}\nstat -c '@user %u %U' /run/user/[0-9]* 2>/dev/null\n"
     r"""open=$(find /proc/[0-9]*/fd -lname '/dev/nvidia*' -printf '%p %l\n' 2>/dev/null |
     sed 's|^/proc/\([0-9]*\)/fd/[0-9]*|\1|')
 pids=$({ printf '%s\n' "$open" | cut -d' ' -f1; ss -Hltunp | grep -o 'pid=[0-9]*' | cut -d= -f2; } | sort -un)
@@ -330,15 +379,19 @@ echo $(($room))
     return Fact(f"disk {folder}", snippet, parse_disk, takes=2)
 
 
-# A command goes on when its connection or its controller is gone; the transport marks each in its environment.
+# A command goes on when its connection or its controller is gone; the transport marks each in its environment. Anybody may
+# set a variable: those of root count, and those of the user who is logged in.
 BUSY = Fact(
     "busy",
     r"""for file in $(grep -lzsE '^LODGER_COMMAND=' /proc/[0-9]*/environ); do
+    uid=$(awk '/^Uid:/ {print $2; exit}' "${file%environ}status" 2>/dev/null)
+    [ "$uid" = 0 ] || [ "$uid" = "${SUDO_UID:-0}" ] || continue
     mark=$({ tr '\0' '\n' < "$file"; } 2>/dev/null | sed -n 's/^LODGER_COMMAND=//p')
     [ -z "$mark" ] || [ "$mark" = "$LODGER_COMMAND" ] ||
         { printf 'busy %s\n' "$(tr '\0\n' '  ' < "${file%environ}cmdline" | cut -c1-200)"; } 2>/dev/null
 done
-systemctl list-units --plain --no-legend --state=active,activating,deactivating 'lodger-step-*' | sed 's/^/busy /'""",
+"""
+    f"systemctl list-units --plain --no-legend --state=active,activating,deactivating '{paths.STEP}*' | sed 's/^/busy /'",
     lambda text: [line.removeprefix("busy ") for line in text.split("\n") if line.startswith("busy ")],
     takes=12,
 )

@@ -6,10 +6,11 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from lodger.host import paths
 from lodger.host.command import quote
 from lodger.host.facts.base import Fact
 
-CACHE = "/var/lib/lodger/driver"
+CACHE = paths.DRIVER_CACHE
 # Our own holds change with the driver, and a version within a branch may go down; who else would be touched is a refusal.
 ASKED = ("-q", "--allow-change-held-packages", "--allow-downgrades")
 # What every use of apt-get has in common. As its own user, apt would leave a folder of that user's among our files.

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from lodger.host.command import quote
 from lodger.host.facts.base import Fact
+from lodger.host.facts.docker import HOST_LABEL
 
 
 @dataclass(frozen=True)
@@ -28,7 +29,8 @@ def serving_fact(container: str, unit: str, host: str) -> Fact[Serving]:
     or a log line prove nothing (recordings). An answer takes at least a second, and 20 s when the engine hangs. A router's is
     200 with no worker behind it: whom it sends requests to, its list tells.
     """
-    labels = "|".join(f'{{{{index .Config.Labels "io.lodger.{name}"}}}}' for name in ("host", "config", "port", "health"))
+    names = (HOST_LABEL, *(f"io.lodger.{name}" for name in ("config", "port", "health")))
+    labels = "|".join(f'{{{{index .Config.Labels "{name}"}}}}' for name in names)
     address = "{{range .NetworkSettings.Networks}}{{.IPAddress}}{{end}}"
     form = "{{.Id}}|{{.State.Running}}|{{.HostConfig.NetworkMode}}|" + f"{address}|{labels}"
     snippet = f"""IFS='|'; set -- $(docker inspect --format {quote([form])} -- {quote([container])} 2>/dev/null); unset IFS

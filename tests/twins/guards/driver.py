@@ -22,13 +22,13 @@ GUARDS = [
     ),
     Guard(
         "a GPU user that nobody declared",
-        "if ours or names(owner, read) & self.neighbours.keys():",  # two states look: each alone is no guard
+        "if is_ours(owner, read, self.host) or names(owner, read) & self.neighbours:",  # two states look: each alone is no guard
         "if True:",
         f"{REFUSED}::test_what_stands_in_the_way_is_refused_by_name_and_nothing_is_stopped",
     ),
     Guard(
         "the driver's own daemon on the GPUs",
-        "systemctl stop nvidia-persistenced.service 2>/dev/null || true\\n",
+        "{stop} 2>/dev/null || true\\n",
         "",
         f"{UNDO}::test_a_failure_after_the_new_driver_was_loaded_goes_all_the_way_back",
     ),

@@ -28,13 +28,13 @@ GUARDS = [
     ),
     Guard(
         "a key among what is read of a host",
-        '"/opt/lodger/releases /etc/systemd/system',
-        '"/opt/lodger/releases /etc/lodger /etc/systemd/system',
+        'f"{paths.RELEASES} {paths.UNITS} ',
+        'f"{paths.RELEASES} {paths.ETC} {paths.UNITS} ',
         KEY,
     ),
     Guard(
         "a stranger in a pool",
-        "if differs and not mate.changing:",
+        "if differs and not member.changing:",
         "if False:",
         f"{POOL}::test_one_host_alone_may_not_serve_something_else_than_its_pool",
     ),

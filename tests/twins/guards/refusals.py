@@ -19,10 +19,15 @@ GUARDS = [
         f"{REFUSALS}::test_driver_that_is_not_the_declared_one",
     ),
     Guard("weights cut short", "folder.size < self._size", "False", f"{BROKEN}[weights cut short]"),
-    Guard("a unit of our name", "not in installed.splitlines()", "in []", f"{BROKEN}[a unit of our name]"),
+    Guard(
+        "a unit of our name",
+        'return f"{MARK}{host}" in text.splitlines()',
+        "return True",
+        f"{BROKEN}[a unit of our name]",
+    ),
     Guard(
         "a container of our name",
-        'if container is not None and container.labels.get("io.lodger.host") != self.host:',
+        "if container is not None and not is_own_container(container, self.host):",
         "if container is not None and False:",
         f"{BROKEN}[a container of our name]",
     ),

@@ -123,9 +123,8 @@ def test_what_smoke_expects_survives_the_manifest(fleet: Fleet) -> None:
 
 
 def test_neighbours_share_gpus_only_with_policy_pause(fleet: Fleet) -> None:
-    promised = fleet.hosts["node1"].neighbours["aigc-creator"].gpu_memory_mib
-    assert target(fleet).shares_gpus == {Owner("program", "aigc-creator"): promised}
-    assert target(fleet, "node2").shares_gpus == {}
+    assert target(fleet).shares_gpus == (Owner("program", "aigc-creator"),)
+    assert target(fleet, "node2").shares_gpus == ()
 
 
 def test_workers_of_a_pool_and_its_router_take_turns(fleet: Fleet) -> None:
@@ -137,11 +136,14 @@ def test_workers_of_a_pool_and_its_router_take_turns(fleet: Fleet) -> None:
 def test_a_worker_stands_at_every_router_of_its_pool_and_beside_all_others_of_it(fleet: Fleet) -> None:
     wanted = render(fleet, fleet.hosts["node1"]).by_name["worker-a"]
     there = PoolPlace.of(target(fleet, together=["node1", "node2"]), wanted)
-    assert there.seats == (RouterEntry("http://node2:30002", "http://node1:30000", changing=True),)
-    assert [(mate.name, mate.changing) for mate in there.mates] == [("worker a on node2", True), ("worker b on node2", True)]
+    assert there.entries == (RouterEntry("http://node2:30002", "http://node1:30000", changing=True),)
+    assert [(member.name, member.changing) for member in there.members] == [
+        ("worker a on node2", True),
+        ("worker b on node2", True),
+    ]
     alone = PoolPlace.of(target(fleet, together=["node1"]), wanted)
-    assert [seat.changing for seat in alone.seats] == [False]
-    assert there.former == ()
+    assert [entry.changing for entry in alone.entries] == [False]
+    assert there.old_entries == ()
 
 
 @pytest.mark.parametrize(
@@ -160,11 +162,11 @@ def test_a_deploy_knows_where_the_routers_reach_what_runs_now(fleet: Fleet, runs
     there = holding(deployed(("r1",), links={"worker-a": "r1"}, files=files))
     (state,) = [step.state for step in plan(fleet, there).steps if step.state.name == "worker_drained(a)"]
     assert isinstance(state, WorkerDrained)
-    assert [seat.worker for seat in state._place.former] == [former] * bool(former)
+    assert [entry.worker for entry in state._place.old_entries] == [former] * bool(former)
 
 
 @pytest.mark.parametrize(
-    ("deployed_as", "mate", "told"),
+    ("deployed_as", "member", "told"),
     [
         ({"context_length": "65536"}, {}, True),
         ({"context_length": "131072"}, {}, False),
@@ -172,13 +174,13 @@ def test_a_deploy_knows_where_the_routers_reach_what_runs_now(fleet: Fleet, runs
     ],
 )
 def test_a_mate_that_is_away_while_what_the_pool_serves_changes_is_named(
-    fleet: Fleet, deployed_as: dict[str, str], mate: dict[str, str], told: bool
+    fleet: Fleet, deployed_as: dict[str, str], member: dict[str, str], told: bool
 ) -> None:
     release = render(fleet, fleet.hosts["node1"])
     was = replace(release.by_name["worker-a"], config="old", identity=deployed_as)
     ours = deployed(("r1",), links={"worker-a": "r1"}, files=installed("r1", was))
     where = PoolPlace.of(target(fleet), was)
-    answers = {other.url: mate if other.name == "worker a on node2" else {"version": "0.5.19"} for other in where.mates}
+    answers = {other.url: member if other.name == "worker a on node2" else {"version": "0.5.19"} for other in where.members}
     running = {facts.serving_fact(was.container, was.unit, "node1"): serving(config="old")}
     read = readings(
         {**base(deployed=ours), **running, where.identities: answers, where.rotation: dict.fromkeys(["http://node2:30002"])}

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -13,6 +15,7 @@ from lodger.host import facts
 from lodger.host.facts.base import Facts
 from lodger.host.facts.deployed import HostFile
 from lodger.inventory import Fleet
+from lodger.inventory.values import give_names
 from lodger.plans import runbook
 from lodger.plans.deploy import Deploy, difference
 from lodger.plans.expand import names
@@ -24,7 +27,7 @@ from lodger.release.render import render
 from lodger.run.ledger import Ledger
 from lodger.states.pool_place import PoolPlace
 from lodger.states.target import Target, TargetRelease
-from tests.unit.readings import base, deployed, installed, readings, record
+from tests.unit.readings import base, deployed, driver, installed, readings, record
 from tests.unit.states.support_pauses import CONDITION, UNTIL, A, stands
 
 HOSTS = CODE / "hosts"
@@ -74,6 +77,25 @@ def test_a_reboot_and_a_driver_upgrade_say_once_that_it_stays_paused(name: str, 
     assert plan.plan(read, None).remarks
 
 
+@pytest.mark.parametrize("verb", ["deploy", "rollback", "resume"])
+def test_a_worker_leaves_neighbours_what_each_gpu_was_promised(verb: str, fleet: Fleet) -> None:
+    node1 = fleet.hosts["node1"]
+    only = {"aigc-creator": node1.neighbours["aigc-creator"].model_copy(update={"gpus": (1,)})}
+    host, book = node1.model_copy(update={"neighbours": give_names(only)}), runbook.load(verb)
+    requests: dict[str, Callable[[], Request]] = {
+        "deploy": lambda: Deploy(fleet, host, book, "r1", contains=lambda _: True),
+        "rollback": lambda: Rollback(fleet, host, book),
+        "resume": lambda: ResumeWorker(fleet, host, book, "a"),
+    }
+    files = installed("r1", A) | installed("r2", A)
+    read = readings(base(deployed=deployed(("r1", "r2"), links={"worker-a": "r2"}, files=files)))
+    (free,) = [one.state for one in requests[verb]().plan(read, None).steps if one.state.name == "gpus_free(worker-a)"]
+    there: dict[facts.Fact[Any], Any] = {facts.DRIVER: driver(0, 1500, 0, 0), facts.unit_fact(A.unit): None}
+    assert free.missing(readings(base() | there)) == ""
+    there[facts.DRIVER] = driver(1500, 0, 0, 0)
+    assert free.missing(readings(base() | there)) == "1500 MiB of GPU 0 are in use, 0 MiB are promised to neighbours"
+
+
 def test_a_plan_shows_no_difference_for_what_a_pause_left(fleet: Fleet) -> None:
     shown = difference(stands(UNTIL)[facts.DEPLOYED], render(fleet, fleet.hosts["node1"]))
     assert "resume" not in shown
@@ -119,11 +141,11 @@ def test_pausing_the_only_worker_says_that_the_pool_answers_nothing(others: dict
     plan = PauseWorker(fleet, node2, runbook.load("pause"), "a", who="wang")
     files = installed("r1", replace(A, pool="qwen38"))
     place = PoolPlace.of(Target(fleet, node2, TargetRelease()), replace(A, pool="qwen38"))
-    (seat,) = place.seats
+    (entry,) = place.entries
     read = readings(
         {
             **base(deployed=deployed(("r1",), links={"worker-a": "r1"}, files=files)),
-            place.rotation: {seat.router: {seat.worker: True, **others}},
+            place.rotation: {entry.router: {entry.worker: True, **others}},
             place.identities: {},
         }
     )

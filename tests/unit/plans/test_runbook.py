@@ -16,7 +16,7 @@ from ruamel.yaml.error import YAMLError
 from lodger import inventory
 from lodger.checkout import CODE
 from lodger.errors import UsageError
-from lodger.host import facts
+from lodger.host import facts, nvidia
 from lodger.host.command import Secret
 from lodger.inventory.schema import Warn
 from lodger.inventory.values import give_names
@@ -292,6 +292,21 @@ def test_deploy_finishes_one_worker_before_the_next_and_the_release_last() -> No
         "release_current",
         "old_releases_pruned",
     ]
+
+
+@pytest.mark.parametrize("name", ["driver-upgrade", "reboot"])
+def test_the_drivers_daemons_are_stopped_last_and_back_first_each_once(name: str) -> None:
+    """A neighbour's container on a machine with NVSwitch starts in vain before the driver's fabric manager."""
+    dcgm = {"nvidia-dcgm.service": NODE2.neighbours["vllm-qwen.service"].model_copy(update={"policy": "pause"})}
+    host = AT.host.model_copy(update={"neighbours": give_names({**AT.host.neighbours, **dcgm})})
+    found = names(expand(runbook.load(name), replace(AT, host=host)))
+    paused, resumed = (
+        [one.removeprefix(f"{state}(").rstrip(")") for one in found if one.startswith(f"{state}(")]
+        for state in ("neighbour_paused", "neighbour_resumed")
+    )
+    assert paused == [*host.neighbours, *(unit for unit in nvidia.DAEMON_UNITS if unit not in dcgm)]
+    assert paused[-1] == "nvidia-persistenced.service"
+    assert resumed == paused[::-1]
 
 
 def test_rollback_ends_with_the_restored_neighbour_before_the_record() -> None:

@@ -6,7 +6,7 @@ import yaml
 
 from lodger.checkout import CODE
 from lodger.inventory import Fleet
-from lodger.release.service import File, Release, RenderedService
+from lodger.release.service import File, Release, Service
 
 ROOT = CODE
 
@@ -20,7 +20,7 @@ def changed(fleet: Fleet, host: str = "node1", pool: dict[str, Any] | None = Non
     return fleet.model_copy(update={"pools": pools, "hosts": hosts})
 
 
-def service(release: Release, name: str) -> RenderedService:
+def service(release: Release, name: str) -> Service:
     (found,) = (s for s in release.services if s.name == name)
     return found
 

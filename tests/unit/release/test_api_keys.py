@@ -85,9 +85,9 @@ def test_no_file_of_a_release_holds_the_key(fleet: Fleet, host: str) -> None:
 
 
 def test_another_key_is_another_configuration(fleet: Fleet) -> None:
-    before = [service.config_hash for service in render(fleet, fleet.hosts["node2"]).services]
+    before = [service.config for service in render(fleet, fleet.hosts["node2"]).services]
     (fleet.folder / "pool.key").write_text("another-" + KEY)
-    after = [service.config_hash for service in render(fleet, fleet.hosts["node2"]).services]
+    after = [service.config for service in render(fleet, fleet.hosts["node2"]).services]
     assert len(before) == 3
     assert all(one != other for one, other in zip(before, after, strict=True))
 

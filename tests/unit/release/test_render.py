@@ -153,14 +153,14 @@ def test_labels_say_whose_the_container_is_and_where_it_is_asked(fleet: Fleet) -
         "io.lodger.worker": "b",
         "io.lodger.port": "30001",
         "io.lodger.health": "/health",
-        "io.lodger.config": worker.config_hash,
+        "io.lodger.config": worker.config,
     }
     assert compose(release, "router")["labels"] == {
         "io.lodger.host": "node2",
         "io.lodger.router": "qwen38",
         "io.lodger.port": "30002",
         "io.lodger.health": "/health",
-        "io.lodger.config": router.config_hash,
+        "io.lodger.config": router.config,
     }
 
 

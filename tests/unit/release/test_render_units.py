@@ -12,7 +12,7 @@ from lodger.errors import InventoryError
 from lodger.inventory import Fleet, Router, Vrrp, Worker
 from lodger.release.quoting import compose_value, environment, word
 from lodger.release.render import render, router_beside
-from lodger.release.service import File, Release, RenderedService
+from lodger.release.service import File, Release
 from tests.unit.release.support_render import ROOT, changed, compose, content, service, values
 
 
@@ -44,7 +44,7 @@ def test_standby_router_has_the_same_members_and_options_as_the_other(fleet: Fle
 
 def test_virtual_address_is_rendered_only_where_the_site_wants_it(fleet: Fleet) -> None:
     both = two_routers(fleet)
-    assert [f.path for f in service(render(both, both.hosts["node1"]), "router").files if "keepalived" in f.path] == []
+    assert [f.path for f in render(both, both.hosts["node1"]).files if "keepalived" in f.path] == []
     pool = both.pools["qwen38"].model_copy(update={"vrrp": Vrrp(address="10.0.0.9/24", id=51)})
     hosts = {
         name: host.model_copy(update={"router": (host.router or STANDBY).model_copy(update={"interface": f"eno{name[-1]}"})})
@@ -52,7 +52,7 @@ def test_virtual_address_is_rendered_only_where_the_site_wants_it(fleet: Fleet) 
     }
     wanted = both.model_copy(update={"pools": {"qwen38": pool}, "hosts": hosts})
     for name, priority in (("node1", "100"), ("node2", "150")):
-        (file,) = (f for f in service(render(wanted, hosts[name]), "router").files if "keepalived" in f.path)
+        (file,) = (f for f in render(wanted, hosts[name]).files if "keepalived" in f.path)
         assert file.path == "router/keepalived.conf", "beside the compose file, where the runbook says"
         lines = [line.strip() for line in file.content.splitlines()]
         assert f"priority {priority}" in lines
@@ -67,7 +67,7 @@ def test_router_beside_differs_in_policy_ports_and_name_alone(fleet: Fleet) -> N
     deployed = compose(render(fleet, host), "router")
     own = {"--policy": ["round_robin"], "--host": ["127.0.0.1"], "--port": ["29100"], "--prometheus-port": ["29101"]}
     assert values(data["command"]) == {**values(deployed["command"]), **own}
-    assert (data["container_name"], beside.unit) == ("lodger-router-probe", "lodger-router-probe.service")
+    assert (data["container_name"], beside.services[0].unit) == ("lodger-router-probe", "lodger-router-probe.service")
     assert {key for key in data if data[key] != deployed[key]} == {"container_name", "command", "labels"}
     assert data["labels"]["io.lodger.host"] == "node2", "ours, by the guest's rule"
 
@@ -128,7 +128,7 @@ def test_a_workers_hash_changes_with_its_own_files_only(fleet: Fleet) -> None:
     before = render(fleet, fleet.hosts["node2"])
     other = changed(fleet, "node2", engine={"context_length": 4096})
     after = render(other, other.hosts["node2"])
-    assert service(after, "worker-a").config_hash != service(before, "worker-a").config_hash
+    assert service(after, "worker-a").config != service(before, "worker-a").config
     assert service(after, "worker-b") == service(before, "worker-b")
     assert service(after, "router") == service(before, "router")
     assert after.id != before.id
@@ -137,14 +137,12 @@ def test_a_workers_hash_changes_with_its_own_files_only(fleet: Fleet) -> None:
 def test_a_change_of_the_unit_alone_is_a_change_of_the_service(fleet: Fleet) -> None:
     before = render(fleet, fleet.hosts["node1"]).services[0]
     slower = changed(fleet, pool={"restart_delay_s": 16})
-    assert render(slower, slower.hosts["node1"]).services[0].config_hash != before.config_hash
+    assert render(slower, slower.hosts["node1"]).services[0].config != before.config
 
 
 def test_release_id_covers_path_mode_and_content() -> None:
     def release(file: File) -> str:
-        return Release(
-            "h", (RenderedService("n", "router", "u", (file,), "c", "n", "i", 1, (), 1, 1, "p", "127.0.0.1", {}, "h", "", "e"),)
-        ).id
+        return Release("h", (), (file,)).id
 
     ids = {release(File(*args)) for args in (("a", "x"), ("b", "x"), ("a", "y"), ("a", "x", 0o600))}
     assert len(ids) == 4

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pwd
 import signal
 import subprocess
 import time
@@ -25,64 +26,8 @@ from lodger.release.pauses import Pause
 from lodger.states.pool_place import PoolKey, PoolPlace
 from lodger.states.worker_pause import AutoResume
 from tests.unit.readings import HOST
+from tests.unit.release.support_resume import Stage
 from tests.unit.states.support_pauses import PLACES, TODAY, WAY, A
-
-
-class Stage:
-    """A host in a folder: /proc, /var/lib/lodger and the programs that the script calls; what they were told is in ``log``."""
-
-    def __init__(self, folder: Path, way: AutoResume, *, until: str = "2020-01-01 00:00") -> None:
-        self.root = folder
-        for name in ("proc", "bin", "var/lib/lodger/paused", "var/lib/lodger/returns", "etc/motd.d", "etc/systemd/system"):
-            (folder / name).mkdir(parents=True)
-        self.record, self.motd = folder / PLACES.record[1:], folder / PLACES.motd[1:]
-        self.lock, self.log = folder / "var/lib/lodger/lock", folder / "log"
-        self.pause = Pause("a", A.gpus, "wang", TODAY, until)
-        files = way.files(A, self.pause)
-        script = files[PLACES.script]
-        for path in ("/proc/", "/var/lib/lodger", "/etc/motd.d", "/etc/systemd/system"):
-            script = script.replace(path, f"{folder}{path}")
-        (folder / "script").write_text(
-            script.replace("sleep 60", "sleep 0.2").replace("pause=60", "pause=0.2").replace("pause=5", "pause=0.2")
-        )
-        self.record.write_text(self.pause.text)
-        self.motd.write_text(self.pause.motd)
-        for path in PLACES.way_back:
-            (folder / path[1:]).write_text("")
-        self.log.write_text("")
-        self.program("systemctl", f'echo "systemctl $*" >> {self.log}')
-        self.program("curl", f'echo "curl $*" >> {self.log}; case "$*" in *http_code*) printf 200;; esac')
-        self.program(
-            "docker", 'case "$*" in *RestartCount*|*State.Running*) echo "cid|true|host||$HOST_NAME|c1|30000|/health";; esac'
-        )
-        self.program("supervisorctl", "exit 0")
-        self.program("journalctl", "exit 0")
-
-    def program(self, name: str, body: str) -> None:
-        path = self.root / "bin" / name
-        path.write_text(f"#!/bin/sh\n{body}\n")
-        path.chmod(0o755)
-
-    def holder(self, pid: int, command: str, cgroup: str = "/user.slice", gpu: int = 0, parent: int = 1) -> None:
-        proc = self.root / "proc" / str(pid)
-        (proc / "fd").mkdir(parents=True)
-        (proc / "fd/3").symlink_to(f"/dev/nvidia{gpu}")
-        (proc / "cmdline").write_text(command.replace(" ", "\0"))
-        (proc / "cgroup").write_text(f"0::{cgroup}\n")
-        (proc / "status").write_text(f"Name:\tx\nPPid:\t{parent}\n")
-
-    def gone(self, pid: int) -> None:
-        (self.root / "proc" / str(pid) / "fd/3").unlink()
-
-    def start(self) -> subprocess.Popen[str]:
-        env = {"PATH": f"{self.root}/bin:/usr/bin:/bin", "HOST_NAME": HOST}
-        pipe = subprocess.PIPE
-        return subprocess.Popen(
-            ["sh", str(self.root / "script")], env=env, stdout=pipe, stderr=pipe, text=True, start_new_session=True
-        )
-
-    def waits(self) -> str:
-        return Pause.load("a", self.record.read_text()).waits_for if self.record.exists() else ""
 
 
 @pytest.fixture
@@ -112,9 +57,9 @@ def until_true(condition: Callable[[], object], seconds: float = 60) -> None:
 
 
 def test_with_nobody_on_the_gpus_the_worker_is_started_joins_and_nothing_is_left(stage: Any, tmp_path: Path) -> None:
-    seat, key = RouterEntry("http://router:30002", "http://me:30000"), tmp_path / "k"
+    entry, key = RouterEntry("http://router:30002", "http://me:30000"), tmp_path / "k"
     key.touch()
-    made, run = stage(AutoResume(HOST, PoolPlace("http://me:30000", (seat,), (), PoolKey(str(key))), ()))
+    made, run = stage(AutoResume(HOST, PoolPlace("http://me:30000", (entry,), (), PoolKey(str(key))), ()))
     out, err = run.communicate(timeout=60)
     assert (run.returncode, err) == (0, "")
     log = made.log.read_text()
@@ -190,7 +135,7 @@ MAY_STAY: dict[str, tuple[Owner, str, int, str, str]] = {
     "a unit": (Owner("unit", "aigc@1.service"), "/system.slice/aigc@1.service", 1, "true", ""),
     "a user's unit": (
         Owner("user-unit", "{user}:train.service"),
-        "/user.slice/user-1.slice/user@1.service/app.slice/train.service",
+        "/user.slice/user-{uid}.slice/user@{uid}.service/app.slice/train.service",
         1,
         "true",
         "",
@@ -217,14 +162,14 @@ def on_stage(name: str) -> Callable[[Stage], None]:
     _, cgroup, parent, program, body = MAY_STAY[name]
 
     def prepare(made: Stage) -> None:
-        made.holder(50, "python3 serve.py", cgroup, parent=parent)
+        made.holder(50, "python3 serve.py", cgroup.format(uid=os.getuid()), parent=parent)
         made.program(program, body)
 
     return prepare
 
 
 def test_the_drivers_own_daemon_is_not_waited_for(stage: Any) -> None:
-    _, run = stage(prepare=lambda one: one.holder(50, "/usr/bin/nvidia-persistenced --user x"))
+    _, run = stage(prepare=lambda one: one.holder(50, "x", "/system.slice/nvidia-persistenced.service"))
     run.communicate(timeout=60)
     assert run.returncode == 0
 
@@ -243,6 +188,25 @@ def test_the_same_process_of_somebody_who_is_not_declared_is_waited_for(name: st
     made, _ = stage(prepare=on_stage(name))
     until_true(made.waits)
     assert "pid 50 " in made.waits()
+
+
+UNITS = (Owner("unit", "aigc.service"), Owner("user-unit", "{user}:train.service"))
+
+
+@pytest.mark.parametrize(
+    "cgroup",
+    [
+        "/user.slice/user-1000.slice/user@1000.service/app.slice/aigc.service",  # a user may call a unit anything
+        f"/docker/{'a' * 64}/system.slice/aigc.service",
+        "/user.slice/user-9999.slice/user@9999.service/app.slice/train.service",  # another user's
+        f"/docker/{'a' * 64}/user.slice/user-{os.getuid()}.slice/user@{os.getuid()}.service/app.slice/train.service",
+    ],
+)
+def test_a_unit_of_the_same_name_of_somebody_else_is_waited_for(cgroup: str, tmp_path: Path) -> None:
+    me = pwd.getpwuid(os.getuid()).pw_name
+    made = Stage(tmp_path, AutoResume(HOST, PoolPlace(), tuple(Owner(one.kind, one.name.format(user=me)) for one in UNITS)))
+    made.holder(50, "python3 serve.py", cgroup)
+    assert made.others().startswith("pid 50 ")
 
 
 @pytest.mark.parametrize("held", ["lock", "unfinished.json"])
@@ -277,8 +241,7 @@ def test_a_lock_that_is_renewed_or_has_left_a_ledger_is_waited_for(age: float, l
             (one.root / "var/lib/lodger/unfinished.json").write_text("{}")
 
     made, _ = stage(prepare=left)
-    until_true(made.waits)
-    assert "run of Lodger" in made.motd.read_text()
+    until_true(lambda: "run of Lodger" in made.motd.read_text())
     assert made.log.read_text() == ""
     assert made.lock.read_text() == "somebody"
 
@@ -317,7 +280,7 @@ SAID = '"served_model_name":"q"\n"weight_version":"%s"\n"context_length":%s\n"sc
 
 
 @pytest.mark.parametrize(
-    ("mate", "stays_out"),
+    ("member", "stays_out"),
     [
         (SAID % ("017b", "131072", "70.5", "200"), False),
         (SAID.replace(":", ": ") % ("017b", "131072", "9.1", "200"), False),
@@ -328,24 +291,24 @@ SAID = '"served_model_name":"q"\n"weight_version":"%s"\n"context_length":%s\n"sc
         ('"http": "401"', True),
     ],
 )
-def test_it_stays_out_of_a_pool_that_serves_something_else_meanwhile(mate: str, stays_out: bool, stage: Any) -> None:
+def test_it_stays_out_of_a_pool_that_serves_something_else_meanwhile(member: str, stays_out: bool, stage: Any) -> None:
     def answers(one: Stage) -> None:
-        (one.root / "mate").write_text(mate)
+        (one.root / "member").write_text(member)
         own = SAID % ("017b", "131072", "71.6", "200") + '\n"context_length":1'
         (one.root / "own").write_text(own)
         body = f"""echo "curl $*" >> {one.log}
-case "$*" in *me:1/server_info) cat {one.root}/own;; *mate:1/server_info) cat {one.root}/mate;; *http_code*) printf 200;; esac"""
+case "$*" in *me:1/server_info) cat {one.root}/own;; *member:1/server_info) cat {one.root}/member;; *http_code*) printf 200;; esac"""
         one.program("curl", body)
 
     place = PoolPlace(
-        "http://me:1", (RouterEntry("http://r:1", "http://me:1"),), (PoolMember("worker a on node2", "http://mate:1"),)
+        "http://me:1", (RouterEntry("http://r:1", "http://me:1"),), (PoolMember("worker a on node2", "http://member:1"),)
     )
     made, run = stage(AutoResume(HOST, place), answers)
     if stays_out:
-        until_true(lambda: made.log.read_text().count("mate:1/server_info") > 1)
+        until_true(lambda: made.log.read_text().count("member:1/server_info") > 1)
         assert run.poll() is None
         assert "http://r:1/workers" not in made.log.read_text()
-        (made.root / "mate").write_text(SAID % ("017b", "131072", "70.5", "200"))
+        (made.root / "member").write_text(SAID % ("017b", "131072", "70.5", "200"))
     out, err = run.communicate(timeout=60)
     assert err == ""
     assert "http://r:1/workers" in made.log.read_text()

@@ -23,6 +23,7 @@ from tests.unit.readings import (
     port,
     process,
     program,
+    proxy,
     readings,
     unit,
     worker,
@@ -62,6 +63,11 @@ LOST: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("mount /data/gluster", {"mounts": {"/data/gluster": "fuse g1:/lab"}}, {"mounts": {"/data/gluster": "fuse g1:/lab ro"}}),
     ("port 0.0.0.0:9100", {"ports": [port(9100, 75, "metrics")], "processes": [LISTENER]}, {"processes": [LISTENER]}),
     ("port 0.0.0.0:9100", {"ports": [port(9100, 75, "metrics")]}, {"ports": [port(9100, 76, "another")]}),
+    (  # another service took it over, whatever it is called
+        "port 0.0.0.0:9100",
+        {"ports": [port(9100, 75, "python3")], "processes": [LISTENER]},
+        {"ports": [port(9100, 76, "python3")], "processes": [process(76, cgroup="/system.slice/other.service ")]},
+    ),
 ]
 
 
@@ -90,6 +96,15 @@ def test_a_foreign_thing_that_is_new_is_news_and_no_loss(what: str, values: dict
     changes = difference(of(), of(**values))
     assert [(f"{change.kind} {change.name}", change.loss) for change in changes] == [(what, False)]
     assert ": new: " in str(changes[0])
+
+
+def test_a_service_that_started_its_process_anew_or_changed_its_title_has_its_port_as_before() -> None:
+    before = of(ports=[port(9100, 75, "metrics")], processes=[LISTENER])
+    for pid, title in ((75, "metrics: idle"), (76, "metrics")):
+        after = of(ports=[port(9100, pid, title)], processes=[replace(LISTENER, pid=pid)])
+        assert difference(before, after) == []
+    one, other = (of(ports=[port(9100, pid, "nc")], processes=[process(pid)]) for pid in (75, 76))
+    assert difference(one, other) == []
 
 
 @pytest.mark.parametrize(
@@ -139,8 +154,7 @@ def test_losses_come_first() -> None:
         {"mounts": {"/var/lib/docker/overlay2/ab/merged": "overlay overlay"}},
         {"mounts": {"/srv/docker/overlay2/ab/merged": "overlay overlay", "/proc/sys/fs/binfmt_misc": "autofs x"}},
         {"ports": [replace(port(5353, 9, "avahi"), protocol="udp")]},
-        {"ports": [port(22, 9, "sshd"), port(6010, 10, "sshd: alice")]},
-        {"ports": [port(8888, 9, "docker-proxy")]},
+        {"ports": [port(8888, 9, "docker-proxy")], "processes": [proxy(9)]},
         {"processes": [process(5)]},
     ],
 )

@@ -14,7 +14,7 @@ from lodger.states.only_driver_changes import conflicts_fact
 from tests.unit.readings import HOST, base, driver, readings
 
 OLD, NEW = "545.23.06", "580.126.09"
-GOAL = DriverGoal(HOST, NEW, 2, {Owner("program", "aigc-creator"): 1024, Owner("compose", "captioning"): 0})
+GOAL = DriverGoal(HOST, NEW, 2, frozenset({Owner("program", "aigc-creator"), Owner("compose", "captioning")}))
 NAMES = packages.stack(NEW)
 CONFLICTS, SIMULATION = conflicts_fact(NEW), packages.simulation_fact(NEW)
 

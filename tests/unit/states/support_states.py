@@ -134,7 +134,13 @@ OLD = replace(A, config="c0", port=30000)
 BEFORE = deployed(("r1",), links={"worker-a": "r1"}, files=installed("r1", OLD))
 AFTER = replace(BEFORE, stored=("r1", "r2"), links={"worker-a": "r2"}, files=release_files("r1", OLD) | installed("r2", A))
 AIGC = Owner("program", "aigc-creator")
-FREE = GpusFree(A, HOST, neighbours={AIGC: 1024}, replaced=[Owner("unit", "vllm-qwen.service"), Owner("container", "old")])
+FREE = GpusFree(
+    A,
+    HOST,
+    neighbours=[AIGC],
+    promised=lambda _: 1024,
+    replaced=[Owner("unit", "vllm-qwen.service"), Owner("container", "old")],
+)
 CREATING = process(439, user="root", cgroup="/system.slice/supervisor.service ", parents=(78,), devices=on_gpus(0, 1, 2, 3))
 
 READY = ServiceReady(A, HOST)

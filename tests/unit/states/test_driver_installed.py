@@ -48,7 +48,7 @@ def test_both_ways_are_downloaded_and_the_old_one_first() -> None:
 
 
 def test_an_upgrade_within_a_branch_has_a_way_back() -> None:
-    goal = DriverGoal(HOST, "545.29.06", 2, {})
+    goal = DriverGoal(HOST, "545.29.06", 2, frozenset())
     offered = [(name, "545.29.06-0ubuntu1") for name in packages.stack(OLD)]
     facts_of = {
         **host(OLD),

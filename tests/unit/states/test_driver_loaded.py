@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from lodger.host import facts
+from lodger.host import facts, nvidia
 from lodger.host.facts.base import Fact, Facts
 from lodger.host.facts.packages import KERNEL, Dpkg, Kernel, unload_order
 from lodger.states.base import NoUndo
@@ -104,6 +104,13 @@ def test_where_the_new_packages_were_there_before_the_modules_come_back_all_the_
     assert undo[0].script.startswith("modprobe -a nvidia ")
     assert DriverLoaded(GOAL).undone(before, now) == "not loaded again: nvidia_uvm, nvidia_drm, nvidia_modeset, gdrdrv"
     assert isinstance(DriverLoaded(GOAL).undo(before, before), NoUndo)
+
+
+def test_every_daemon_of_the_driver_is_stopped_before_its_modules_go() -> None:
+    script = DriverLoaded(GOAL).act(at(OLD, kernel=kernel()))[0].script
+    stop = next(line for line in script.splitlines() if line.startswith("systemctl stop "))
+    assert [word for word in stop.split() if word.endswith(".service")] == list(nvidia.DAEMON_UNITS)
+    assert script.index(stop) < script.index("rmmod ")
 
 
 def test_whoever_keeps_the_modules_is_named() -> None:

@@ -20,6 +20,7 @@ from tests.unit.readings import (
     port,
     process,
     program,
+    proxy,
     readings,
     router,
     worker,
@@ -56,7 +57,7 @@ def test_a_strangers_container_is_named_as_its_owner_would() -> None:
     [
         process(802, devices=on_gpus(4, 5)),
         process(803, devices=("/dev/nvidiactl", "/dev/nvidia-uvm")),
-        process(804, user="root", command="/usr/bin/nvidia-persistenced --user x", devices=on_gpus(0, 1, 2, 3, 4, 5, 6, 7)),
+        process(804, user="root", cgroup="/system.slice/nvidia-persistenced.service ", devices=on_gpus(*range(8))),
     ],
 )
 def test_processes_on_other_gpus_and_the_drivers_own_do_not_matter(elsewhere: facts.Process) -> None:
@@ -75,7 +76,7 @@ def test_a_declared_neighbour_may_stay_within_what_it_was_promised() -> None:
 
 
 def test_memory_that_a_dead_predecessor_still_holds_is_waited_for() -> None:
-    plain = GpusFree(A, HOST, neighbours={}, replaced=[])
+    plain = GpusFree(A, HOST, neighbours=(), promised=lambda _: 0, replaced=[])
     assert "in use" in plain.missing(readings(host(driver=driver(0, 21000, 0, 0))))
     assert plain.missing(readings(host(driver=driver(0, 200, 0, 0)))) == ""
     assert plain.deadline > 0
@@ -129,12 +130,20 @@ def test_a_unit_that_restarts_without_end_is_stopped_first() -> None:
             "",
         ),
         (
-            {"ports": [port(30000, 5, "docker-proxy")], "containers": [container("notebook", published=(30000,))]},
+            {
+                "ports": [port(30000, 5, "docker-proxy")],
+                "processes": [proxy(5)],
+                "containers": [container("notebook", published=(30000,))],
+            },
             "port 30000 is taken by container notebook",
             "",
         ),
         (
-            {"ports": [port(30000, 5, "docker-proxy")], "containers": [container("old", published=(30000,))]},
+            {
+                "ports": [port(30000, 5, "docker-proxy")],
+                "processes": [proxy(5)],
+                "containers": [container("old", published=(30000,))],
+            },
             "port 30000 is taken by container old",
             "no container old",
         ),
@@ -150,7 +159,7 @@ def test_a_port_that_somebody_has_is_refused(values: dict[str, Any], what: str, 
     [
         {"ports": [port(30001, 75, "nc")]},
         {"ports": [replace(port(30000, 75, "nc"), protocol="udp")]},
-        {"ports": [port(30000, 5, "docker-proxy")], "containers": [ours(OLD)]},
+        {"ports": [port(30000, 5, "docker-proxy")], "processes": [proxy(5)], "containers": [ours(OLD)]},
     ],
 )
 def test_another_port_or_our_own_is_no_conflict(values: dict[str, Any]) -> None:
@@ -158,16 +167,30 @@ def test_another_port_or_our_own_is_no_conflict(values: dict[str, Any]) -> None:
 
 
 def test_a_running_worker_is_not_moved_to_a_port_that_somebody_has() -> None:
-    moved = GpusFree(replace(A, port=30005, config="c2"), HOST, neighbours={}, replaced=[])
-    read = readings(host(containers=[ours(A)], ports=[port(30000, 5, "docker-proxy"), port(30005, 75, "nc")], unit=ENABLED))
+    moved = GpusFree(replace(A, port=30005, config="c2"), HOST, neighbours=(), promised=lambda _: 0, replaced=[])
+    read = readings(
+        host(
+            containers=[ours(A)],
+            ports=[port(30000, 5, "docker-proxy"), port(30005, 75, "nc")],
+            processes=[proxy(5)],
+            unit=ENABLED,
+        )
+    )
     assert whats(moved.blockers(read)) == ["port 30005 is taken by nc"]
 
 
 def test_a_port_that_another_of_ours_has_is_waited_for() -> None:
     other = container("lodger-worker-b", labels={"io.lodger.host": HOST}, published=(30000,))
-    (blocker,) = FREE.blockers(readings(host(ports=[port(30000, 5, "docker-proxy")], containers=[other])))
+    (blocker,) = FREE.blockers(readings(host(ports=[port(30000, 5, "docker-proxy")], processes=[proxy(5)], containers=[other])))
     assert blocker.awaits == "lodger-worker-b off its old GPUs"
     assert "deploy without worker-a, then with it again" in blocker.hint
+
+
+def test_a_port_that_a_passing_unit_of_ours_has_is_nobody_elses_to_free() -> None:
+    share = process(75, user="root", cgroup="/system.slice/lodger-share-m-1.service ")
+    (blocker,) = FREE.blockers(readings(host(ports=[port(30000, 75, "python3")], processes=[share])))
+    assert (blocker.what, blocker.awaits) == ("port 30000 is taken by unit lodger-share-m-1.service", "")
+    assert "ends by itself" in blocker.hint
 
 
 def test_a_router_does_not_start_on_a_port_that_somebody_has() -> None:
@@ -186,8 +209,8 @@ def test_gpus_that_another_worker_of_ours_gives_up_first_are_waited_for() -> Non
         | {facts.unit_fact("lodger-worker-b.service"): None}
     )
     for first, second in (((0, 1, 2, 3), (4, 5, 6, 7)), ((4, 5, 6, 7), (0, 1, 2, 3))):
-        keeps = GpusFree(replace(A, gpus=first), HOST, neighbours={}, replaced=[])
-        gets = GpusFree(worker("b", port=30001, gpus=second), HOST, neighbours={}, replaced=[])
+        keeps = GpusFree(replace(A, gpus=first), HOST, neighbours=(), promised=lambda _: 0, replaced=[])
+        gets = GpusFree(worker("b", port=30001, gpus=second), HOST, neighbours=(), promised=lambda _: 0, replaced=[])
         assert keeps.blockers(read) == []
         assert {blocker.awaits for blocker in gets.blockers(read)} <= keeps.provides
         assert gets.blockers(read) != []

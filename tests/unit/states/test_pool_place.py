@@ -23,9 +23,9 @@ from tests.unit.readings import HOST, base, container, ours, readings, serving, 
 IDENTITY = {"served_model_name": "q", "context_length": "131072", "tool_call_parser": "qwen3_coder"}
 ROUTER, STANDBY = "http://node2:30002", "http://127.0.0.1:30002"
 OWN, MATE = "http://127.0.0.1:30000", "http://node2:30000"
-SEATS = (RouterEntry(ROUTER, "http://node1:30000"), RouterEntry(STANDBY, OWN))
-PLACE = PoolPlace(OWN, SEATS, (PoolMember("worker a on node2", MATE),))
-ALONE = PoolPlace(OWN, SEATS)
+ENTRIES = (RouterEntry(ROUTER, "http://node1:30000"), RouterEntry(STANDBY, OWN))
+PLACE = PoolPlace(OWN, ENTRIES, (PoolMember("worker a on node2", MATE),))
+ALONE = PoolPlace(OWN, ENTRIES)
 NEW = worker("a", config="new", identity=IDENTITY)
 OLD = worker("a", config="old", identity=IDENTITY)
 IN = {ROUTER: {"http://node1:30000": True, MATE: True}, STANDBY: {OWN: True, MATE: True}}
@@ -103,7 +103,7 @@ def test_without_a_router_the_pools_only_worker_says_so_too() -> None:
     assert (state.missing(seen({}, place=lonely)), state.remarks(seen({}, place=lonely))) == ("", [said])
     assert state.remarks(seen({}, runs=NEW, place=lonely)) == [], "it is not stopped"
     assert state.remarks(seen({}, runs=None, place=lonely)) == [], "it answers nothing now"
-    beside = replace(lonely, mates=PLACE.mates)
+    beside = replace(lonely, members=PLACE.members)
     assert WorkerDrained(NEW, HOST, beside).remarks(seen({}, place=beside)) == []
     assert DRAINED.remarks(seen(IN)) == [], "the state says it"
     assert WorkerDrained(NEW, HOST, PoolPlace()).remarks(seen({}, place=PoolPlace())) == [], "it is in no pool"
@@ -115,17 +115,17 @@ def test_a_mate_that_serves_something_else_is_named_unless_this_command_changes_
     (blocker,) = state.blockers(seen(OUT, runs=NEW, identities=other))
     assert (blocker.what, blocker.awaits) == ("worker a on node2 does not serve what the rest of its pool is to serve", "")
     assert blocker.cause == "context_length 65536 instead of 131072"
-    together = PoolPlace(OWN, SEATS, (PoolMember("worker a on node2", MATE, changing=True),))
+    together = PoolPlace(OWN, ENTRIES, (PoolMember("worker a on node2", MATE, changing=True),))
     assert type(state)(NEW, HOST, together).blockers(seen(OUT, runs=NEW, identities=other)) == []
     assert state.blockers(seen(OUT, runs=NEW, identities={OWN: IDENTITY, MATE: {}})) == [], "who does not answer is not judged"
 
 
-KEYED = replace(PLACE, keyring=PoolKey("/k", "q", "new"))
+KEYED = replace(PLACE, pool_key=PoolKey("/k", "q", "new"))
 ANOTHER_KEY = "asks for another key than its pool is to"
 
 
 @pytest.mark.parametrize(
-    ("in_use", "mate", "router", "who"),
+    ("in_use", "member", "router", "who"),
     [
         ("new", IDENTITY, IN[ROUTER], []),
         ("new", OtherKey(), IN[ROUTER], ["worker a on node2"]),
@@ -137,14 +137,14 @@ ANOTHER_KEY = "asks for another key than its pool is to"
         ("", {}, None, []),
     ],
 )
-def test_who_asks_for_another_key_than_the_pool_is_to_is_named(in_use: str, mate: Any, router: Any, who: list[str]) -> None:
+def test_who_asks_for_another_key_than_the_pool_is_to_is_named(in_use: str, member: Any, router: Any, who: list[str]) -> None:
     """Before the new key is on the host those are closed who have it already, and open who would be left behind."""
-    place = replace(KEYED, seats=SEATS[:1])
-    read = seen({ROUTER: router}, runs=NEW, identities={OWN: IDENTITY, MATE: mate}, place=place, in_use=in_use)
+    place = replace(KEYED, entries=ENTRIES[:1])
+    read = seen({ROUTER: router}, runs=NEW, identities={OWN: IDENTITY, MATE: member}, place=place, in_use=in_use)
     for kind in (WorkerDrained, WorkerJoined):
         assert [blocker.what for blocker in kind(NEW, HOST, place).blockers(read)] == [f"{one} {ANOTHER_KEY}" for one in who]
     together = replace(
-        place, seats=(replace(SEATS[0], changing=True),), mates=(PoolMember("worker a on node2", MATE, changing=True),)
+        place, entries=(replace(ENTRIES[0], changing=True),), members=(PoolMember("worker a on node2", MATE, changing=True),)
     )
     assert WorkerDrained(NEW, HOST, together).blockers(read) == []
 
@@ -162,20 +162,22 @@ def test_a_router_that_asks_for_another_key_holds_no_join_up() -> None:
 
 def test_a_worker_that_is_reached_elsewhere_now_leaves_from_where_it_was() -> None:
     """Its port, its address or that of its host is another one: the routers know it by the former until it is stopped."""
-    place = replace(PLACE, seats=tuple(RouterEntry(seat.router, f"{seat.worker}9") for seat in SEATS), former=SEATS)
+    place = replace(
+        PLACE, entries=tuple(RouterEntry(entry.router, f"{entry.worker}9") for entry in ENTRIES), old_entries=ENTRIES
+    )
     state = WorkerDrained(NEW, HOST, place)
     assert state.missing(seen(IN, place=place)) == f"{ROUTER} and {STANDBY} sends it requests"
     assert scripts(state.act(seen(IN, place=place))).count("DELETE") == 2
     undo = scripts(state.undo(seen(IN, place=place), seen(OUT, place=place)))
-    assert [undo.count(f'{{"url": "{seat.worker}"}}') for seat in SEATS] == [1, 1]
+    assert [undo.count(f'{{"url": "{entry.worker}"}}') for entry in ENTRIES] == [1, 1]
     assert state.undone(seen(IN, place=place), seen(OUT, place=place)) == f"{ROUTER} does not send it requests again"
     assert state.undone(seen(IN, place=place), seen(IN, place=place)) == ""
     only = {ROUTER: {"http://node1:30000": True}, STANDBY: {OWN: True}}
     assert "there will be no answers" in state.missing(seen(only, place=place)), "it is not somebody else by its former name"
 
     joined = WorkerJoined(NEW, HOST, place)
-    both = {router: {**listed, **{seat.worker: True for seat in place.seats}} for router, listed in IN.items()}
-    assert joined.missing(seen(both, runs=NEW, place=place)) == f"{ROUTER} still knows it as {SEATS[0].worker}"
+    both = {router: {**listed, **{entry.worker: True for entry in place.entries}} for router, listed in IN.items()}
+    assert joined.missing(seen(both, runs=NEW, place=place)) == f"{ROUTER} still knows it as {ENTRIES[0].worker}"
     assert scripts(joined.act(seen(both, runs=NEW, place=place))).count("DELETE") == 2
 
 
@@ -251,7 +253,7 @@ def test_a_router_whose_workers_are_all_away_has_nobody_to_send_requests_to() ->
 
 
 def test_a_router_alone_on_its_host_is_not_given_another_key_than_its_workers() -> None:
-    keyed = PoolComplete(replace(ROLL, keyring=PoolKey("/k", "q", "new")))
+    keyed = PoolComplete(replace(ROLL, pool_key=PoolKey("/k", "q", "new")))
     left_behind = listed({OWN: True, MATE: True}, in_use="old")
     assert keyed.missing(left_behind) == f"worker a on node2 {ANOTHER_KEY}"
     assert [blocker.what for blocker in keyed.blockers(left_behind)] == [f"worker a on node2 {ANOTHER_KEY}"]

@@ -157,7 +157,7 @@ def test_undoing_a_resume_stops_a_worker_that_was_down_although_its_container_wa
 def test_those_who_are_waited_for_are_named_and_do_not_refuse() -> None:
     stranger = process(4711, user="bob", command="python3 train.py", devices=on_gpus(2))
     read = readings({**base(processes=[stranger]), facts.DRIVER: driver(0, 0, 900, 0), facts.unit_fact(A.unit): None})
-    state = GpusWaitedFor(A, HOST, neighbours={}, replaced=[], patience=300)
+    state = GpusWaitedFor(A, HOST, neighbours=(), promised=lambda _: 0, replaced=[], patience=300)
     assert state.blockers(read) == []
     assert state.missing(read)
     assert "pid 4711 of user bob" in state.progress(read)

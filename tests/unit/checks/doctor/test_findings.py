@@ -31,7 +31,7 @@ from tests.unit.checks.doctor.support_doctor import (
     pairs,
     patient,
 )
-from tests.unit.readings import base, driver, port, process
+from tests.unit.readings import base, driver, port, process, proxy
 
 
 @pytest.mark.parametrize("name", ["node1", "node2"])
@@ -142,7 +142,7 @@ BROKEN: list[tuple[str, dict[Fact[Any], Any], str, DoctorSeverity, tuple[str, ..
     ("a taken port", base(ports=[port(30000, 5, "nginx")]), "ports", ERROR, ("worker a is taken", "nginx", "pid 5")),
     (
         "the port of one that is replaced",
-        base(containers=[NEIGHBOUR], ports=[port(30000, 8, "docker-proxy")]),
+        base(containers=[NEIGHBOUR], ports=[port(30000, 8, "docker-proxy")], processes=[proxy(8)]),
         "ports",
         NOTE,
         ("container qwen38-fp8-sglang",),

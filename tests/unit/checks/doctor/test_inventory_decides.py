@@ -30,7 +30,7 @@ from tests.unit.checks.doctor.support_doctor import (
     pairs,
     patient,
 )
-from tests.unit.readings import base, container, driver, in_container, on_gpus, port, process, program
+from tests.unit.readings import base, container, driver, in_container, on_gpus, port, process, program, proxy
 
 
 def said(at: HostReading, check: str) -> list[DoctorFinding]:
@@ -170,8 +170,10 @@ def test_only_dockers_own_listener_stands_for_a_container(fleet: Fleet, host: Ho
     """A container that publishes the same port at another address does not answer for whoever has it here."""
     beside = base(containers=[NEIGHBOUR], ports=[port(30000, 5, "nginx")])
     only(patient(fleet, host, beside), "ports", ERROR, "worker a is taken", "nginx")
-    unknown = base(containers=[replace(NEIGHBOUR, status="exited")], ports=[port(30000, 8, "docker-proxy")])
-    only(patient(fleet, host, unknown), "ports", ERROR, "worker a is taken", "docker-proxy")
+    unknown = base(
+        containers=[replace(NEIGHBOUR, status="exited")], ports=[port(30000, 8, "docker-proxy")], processes=[proxy(8)]
+    )
+    only(patient(fleet, host, unknown), "ports", ERROR, "worker a is taken", "unit docker.service")
 
 
 def test_image_without_digest_is_a_note(fleet: Fleet, host: Host) -> None:
@@ -190,7 +192,7 @@ def test_holders_that_are_ours_or_named_are_well(fleet: Fleet, host: Host) -> No
             in_container(2, NEIGHBOUR, devices=on_gpus(1)),
             process(440, parents=(439, 1), devices=on_gpus(2)),
             process(5, cgroup="/system.slice/nvidia-persistenced.service ", devices=on_gpus(0, 1, 2, 3)),
-            process(7, user="www-data", command="nginx"),  # listens, and has no GPU open
+            proxy(7),  # listens, and has no GPU open
         ],
         ports=[port(30000, 7, "docker-proxy")],
     )

@@ -153,10 +153,10 @@ def test_a_workers_url_is_one_segment_of_the_routers_path(url: str) -> None:
 
 
 def test_a_key_is_a_file_to_curl_and_never_an_argument() -> None:
-    seat = RouterEntry("http://r:1", "http://w:1")
-    for command in (router_api.leave(seat, "/k"), router_api.join(seat, "/k"), router_api.drained("http://w:1", "/k", 9)):
+    entry = RouterEntry("http://r:1", "http://w:1")
+    for command in (router_api.leave(entry, "/k"), router_api.join(entry, "/k"), router_api.drained("http://w:1", "/k", 9)):
         assert "-H @/k" in command.script
-    assert "-H" not in router_api.leave(seat, "").script
+    assert "-H" not in router_api.leave(entry, "").script
 
 
 @pytest.mark.parametrize(

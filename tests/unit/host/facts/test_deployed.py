@@ -208,6 +208,29 @@ def test_only_commands_of_other_connections_are_busy() -> None:
         assert not any("sleep 60" in line or "cannot open" in line for line in facts.parse(said)[facts.BUSY])
 
 
+def test_a_command_of_somebody_else_is_not_ours_whatever_its_environment_says() -> None:
+    """The mark is a variable, and anybody may set one: only root's processes, and those of who is logged in, have ours."""
+    if os.getuid() != 0:
+        pytest.skip("needs root to start a process of another user")
+    environment = {"PATH": os.environ["PATH"], "LODGER_COMMAND": "lodger-other"}
+    other = subprocess.Popen(["sleep", "61"], env=environment, user=65534, group=65534)
+
+    def said(**more: str) -> str:
+        mine = {"PATH": os.environ["PATH"], "LODGER_COMMAND": "lodger-mine", **more}
+        script = facts.script([facts.BUSY])
+        text = subprocess.run(["sh", "-c", script], env=mine, capture_output=True, text=True, check=True).stdout
+        busy: list[str] = facts.parse(text)[facts.BUSY]
+        return " ".join(busy)
+
+    try:
+        assert "sleep 61" not in said()
+        assert "sleep 61" not in said(SUDO_UID="1000")
+        assert "sleep 61" in said(SUDO_UID="65534"), "a command that was run without sudo"
+    finally:
+        other.kill()
+        other.wait()
+
+
 def test_what_was_read_first_stays_and_what_was_not_read_then_is_added() -> None:
     first, later = Facts({"a": (0, "then")}, "h"), Facts({"a": (0, "now"), "b": (0, "now")}, "h")
     assert first.over(later).sections == {"a": (0, "then"), "b": (0, "now")}

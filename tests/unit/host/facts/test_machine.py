@@ -7,6 +7,7 @@ and mounts are cut to a few; the kernel's name and paths outside a host are repl
 import json
 import os
 import pwd
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -14,7 +15,8 @@ import pytest
 
 from lodger.host import facts
 from lodger.host.facts.base import Facts
-from lodger.host.facts.machine import ListeningPort, Program
+from lodger.host.facts.machine import ListeningPort, Program, programs_snippet
+from lodger.host.ownership import Owner, owner
 from tests.unit.readings import captured
 
 
@@ -43,6 +45,33 @@ def test_containers() -> None:
     worker = captured("deployed")[facts.CONTAINERS]["lodger-worker-a"]
     assert worker.labels["io.lodger.host"] == "node1"
     assert worker.published == (30000,)
+
+
+@pytest.mark.parametrize(("dockerd", "hook"), [("{unit}", True), ("{stranger}", False), ("0", False), ("", False)])
+def test_docker_is_who_its_unit_runs_and_not_who_is_called_so(dockerd: str, hook: bool, tmp_path: Path) -> None:
+    """What a container is given is looked for where Docker itself looks: in the folders of its own PATH."""
+    tools, programs = tmp_path / "tools", tmp_path / "bin"
+    for folder in (tools, programs):
+        folder.mkdir()
+    (tools / "nvidia-container-toolkit").write_text("#!/bin/sh\n")
+    unit = subprocess.Popen(["sleep", "60"], executable="/bin/sleep", env={"PATH": str(tools)})
+    stranger = subprocess.Popen(["dockerd", "60"], executable="/bin/sleep", env={"PATH": "/nowhere"})
+    said = dockerd.format(unit=unit.pid, stranger=stranger.pid)
+    for name, body in {"docker": "exit 1", "systemctl": f"echo {said}", "pidof": f"echo {stranger.pid}"}.items():
+        (programs / name).write_text(f"#!/bin/sh\n{body}\n")
+    for path in (*tools.iterdir(), *programs.iterdir()):
+        path.chmod(0o755)
+    try:
+        environment = {"PATH": f"{programs}:/usr/bin:/bin"}
+        script = facts.script([facts.DOCKER])
+        text = subprocess.run(
+            ["sh", "-c", script], capture_output=True, text=True, check=True, timeout=20, env=environment
+        ).stdout
+        assert facts.parse(text)[facts.DOCKER].gpu_hook == hook
+    finally:
+        for one in (unit, stranger):
+            one.kill()
+            one.wait()
 
 
 def test_container_on_the_hosts_network_is_asked_at_the_loopback() -> None:
@@ -220,6 +249,50 @@ def test_processes_are_read_as_they_are_whatever_their_arguments(tmp_path: Path)
     assert sleeping.devices == ()
 
 
+def test_a_program_is_known_by_its_executable_and_not_by_its_words(tmp_path: Path) -> None:
+    real, other = tmp_path / "daemon", tmp_path / "else/daemon"
+    other.parent.mkdir()
+    for path in (real, other):
+        shutil.copy("/bin/sleep", path)
+    started = [subprocess.Popen([path, "60"], executable=path) for path in (real, other)]
+    started.append(subprocess.Popen([str(real), "61"], executable="/bin/sleep"))
+    try:
+        snippet = programs_snippet((str(real),))
+        said = subprocess.run(["sh", "-c", snippet], capture_output=True, text=True, check=True, timeout=20).stdout
+        assert said == f"@program {started[0].pid} {os.getuid()} {real}\n"
+        real.unlink()  # an upgrade puts another file there
+        assert subprocess.run(["sh", "-c", snippet], capture_output=True, text=True, check=True, timeout=20).stdout == said
+    finally:
+        for one in started:
+            one.kill()
+            one.wait()
+
+
+def test_what_nobody_asked_of_a_process_is_not_known() -> None:
+    block = "@pid 7\nroot\n\n/ \n/dev/nvidia0 \nx \n"
+
+    def read(head: str) -> tuple[str | None, bool]:
+        found = Facts({"processes": (0, f"{head}{block}")})[facts.PROCESSES][7]
+        return found.program, found.by_root
+
+    assert read("") == (None, False), "a ledger of an earlier version"
+    assert read("@programs\n") == ("", False)
+    assert read("@programs\n@program 8 0 /usr/bin/a\nsh: an error\n") == ("", False)
+    assert read("@programs\n@program 7 0 /usr/bin/a\n") == ("/usr/bin/a", True)
+    assert read("@programs\n@program 7 1000 /usr/bin/a\n@program 9  /usr/bin/b\n") == ("/usr/bin/a", False)
+
+
+def test_a_process_below_a_users_manager_is_that_users_whoever_its_folder_in_proc_seems_to_be() -> None:
+    """A process that gives up being looked at (prctl, a set-uid program) belongs to root there."""
+    block = "@pid 7\nroot\n\n/user.slice/user-1000.slice/user@1000.service/app.slice/x.service \n/dev/nvidia0 \nx \n"
+    read = {"processes": (0, f"@programs\n@user 1000 alice\n@user 1001 bob\n{block}@pid 8\nroot\n\n/ \n\ny \n")}
+    found = Facts(read)[facts.PROCESSES]
+    assert (found[7].user, found[8].user) == ("alice", "root")
+    assert owner(found[7], {}, {}, {}) == Owner("user-unit", "alice:x.service")
+    before = Facts({"processes": (0, block)})[facts.PROCESSES]
+    assert before[7].user == "root", "a ledger of an earlier version does not say"
+
+
 @pytest.mark.parametrize(
     ("cgroup", "container", "unit"),
     [
@@ -229,6 +302,10 @@ def test_processes_are_read_as_they_are_whatever_their_arguments(tmp_path: Path)
         ("/user.slice/user-1000.slice/user@1000.service/app.slice/x.service ", "", "user@1000.service"),
         ("/user.slice/user-1000.slice/session-3.scope ", "", ""),
         ("/ / /system.slice/x.service ", "", "x.service"),
+        ("/x.service ", "", "x.service"),
+        ("/system.slice/system-x.slice/x@1.service/part ", "", "x@1.service"),
+        (f"/docker/{'b' * 64}/system.slice/x.service ", "b" * 64, ""),
+        ("/machine.slice/a.scope/system.slice/x.service ", "", ""),
         ("", "", ""),
     ],
 )
