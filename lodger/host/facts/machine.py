@@ -281,12 +281,12 @@ def programs_snippet(programs: Sequence[str]) -> str:
     """
     names = " -o ".join(f"-lname {quote([name])}" for path in programs for name in (path, f"{path} (deleted)"))
     return f"""find /proc/[0-9]*/exe '(' {names} ')' -printf '%h %l\\n' 2>/dev/null | while read -r dir program _; do
-    [ ! "$dir/ns/mnt" -ef /proc/self/ns/mnt ] || echo "$dir $program"
+    [ ! "$dir/ns/mnt" -ef /proc/self/ns/mnt ] || echo "${{dir#/proc/}} $dir/status $program"
 done | awk '{{
-    file = $1 "/status"; uid = ""
-    while ((getline line < file) > 0) if (line ~ /^Uid:/) {{ split(line, words); uid = words[2]; break }}
-    close(file)
-    print "@program " substr($1, 7) " " uid " " $2
+    uid = ""
+    while ((getline line < $2) > 0) if (line ~ /^Uid:/) {{ split(line, words); uid = words[2]; break }}
+    close($2)
+    print "@program " $1 " " uid " " $3
 }}'"""
 
 
