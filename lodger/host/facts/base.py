@@ -160,7 +160,7 @@ if [ -z "$lodger_again" ]; then
         lodger_begun="$lodger_begun $lodger_lane:$!"
     done
     for lodger_lane in $lodger_begun; do
-        if wait "${{lodger_lane#*:}}"; then lodger_whole="$lodger_whole /proc/self/fd/${{lodger_lane%:*}}"
+        if wait "${{lodger_lane#*:}}" 2>/dev/null; then lodger_whole="$lodger_whole /proc/self/fd/${{lodger_lane%:*}}"
         else lodger_again="$lodger_again ${{lodger_lane%:*}}"; fi
     done
     [ -z "$lodger_whole" ] || cat $lodger_whole || lodger_again='{words}'

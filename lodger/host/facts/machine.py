@@ -281,9 +281,13 @@ def programs_snippet(programs: Sequence[str]) -> str:
     """
     names = " -o ".join(f"-lname {quote([name])}" for path in programs for name in (path, f"{path} (deleted)"))
     return f"""find /proc/[0-9]*/exe '(' {names} ')' -printf '%h %l\\n' 2>/dev/null | while read -r dir program _; do
-    [ "$dir/ns/mnt" -ef /proc/self/ns/mnt ] || continue
-    printf '@program %s %s %s\\n' "${{dir#/proc/}}" "$(awk '/^Uid:/ {{print $2; exit}}' "$dir/status" 2>/dev/null)" "$program"
-done"""
+    [ ! "$dir/ns/mnt" -ef /proc/self/ns/mnt ] || echo "${{dir#/proc/}} $dir/status $program"
+done | awk '{{
+    uid = ""
+    while ((getline line < $2) > 0) if (line ~ /^Uid:/) {{ split(line, words); uid = words[2]; break }}
+    close($2)
+    print "@program " $1 " " uid " " $3
+}}'"""
 
 
 SSHD = ("/usr/sbin/sshd", "/usr/lib/openssh/sshd-session", "/usr/libexec/openssh/sshd-session")
