@@ -34,7 +34,6 @@ class Booting(Host):
         return super().run(command, on_line)
 
     def reconnect(self) -> None:
-        del patience
         self.power, self.boots = True, self.boots + 1
         self.holds.clear()
         boot = re.compile(r"[0-9a-f]{8}-[0-9a-f-]{27}")
