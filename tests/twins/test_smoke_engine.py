@@ -22,7 +22,8 @@ import yaml
 
 from lab.run import PATIENCE
 from lodger.engines.client import Client
-from lodger.engines.sglang.smoke import Expectation, SmokeCheck, SmokeReport, smoke
+from lodger.engines.sglang.smoke import smoke
+from lodger.engines.sglang.smoke_judgements import Expectation, SmokeCheck, SmokeReport
 from lodger.inventory import Fleet, Host
 from lodger.inventory.load import load
 from lodger.release.render import render
