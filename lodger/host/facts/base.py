@@ -63,7 +63,7 @@ class Facts:
                 self._parsed[fact.name] = fact.parse(text)
             except (ValueError, KeyError, IndexError, TypeError) as error:
                 raise Unreadable(
-                    f"{fact.name} reads strangely", cause=f"{error}: {text.strip()[:200]!r}", host=self.host
+                    f"{fact.name} was read, but its form is not known", cause=f"{error}: {text.strip()[:200]!r}", host=self.host
                 ) from error
         value: T = self._parsed[fact.name]
         return value
