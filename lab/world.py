@@ -7,14 +7,13 @@ from typing import Any
 
 from lab.driver.inside.kernel import cuda
 from lab.image import REGISTRY
+from lab.notebook import NOTEBOOK, SERVICE, gpu_compose
 from lab.run import CHECKOUT
 from lab.twin import File
 from lodger.inventory import Fleet, Host, Model, Neighbour
 
-NOTEBOOK = "colleague/notebook:2024.1"
 ENGINE = f"{REGISTRY}/lmsysorg/sglang:v0.5.19-cu129"
 ENGINE_CUDA = (12, 9)
-SERVICE = (CHECKOUT / "lab" / "gpu" / "gpu_service.py").read_text()
 ENGINE_CODE = CHECKOUT / "lab" / "engine" / "sglang" / "launch_server.py"
 # A replaced neighbour fills its GPUs as a serving engine does.
 FILLED = 0.85
@@ -114,14 +113,6 @@ def _neighbour(made: World, neighbour: Neighbour, host: Host, driver: str) -> No
             path = f"/opt/{label}/compose.yml"
             made.files[path] = File(gpu_compose(NOTEBOOK, in_container, [f"{port}:{port}"] if port else []))
             made.run("docker", "compose", "-p", label, "-f", path, "up", "-d")
-
-
-def gpu_compose(image: str, command: list[str], ports: list[str]) -> str:
-    """Return a compose file with one service `app` that gets all GPUs."""
-    gpu = {"driver": "nvidia", "count": "all", "capabilities": ["gpu"]}
-    service: dict[str, Any] = {"image": image, "restart": "unless-stopped", "command": command, "ports": ports}
-    service["deploy"] = {"resources": {"reservations": {"devices": [gpu]}}}
-    return json.dumps({"services": {"app": service}}, indent=1) + "\n"
 
 
 def runs_engine(driver: str) -> bool:

@@ -3,9 +3,9 @@
 Each function starts one that holds GPUs open with some memory of each, waits until it does, and returns its pid.
 """
 
+from lab.notebook import NOTEBOOK, SERVICE, gpu_compose
 from lab.run import wait_until
 from lab.twin import Twin
-from lab.world import NOTEBOOK, SERVICE, gpu_compose
 
 USER = "colleague"
 _OPEN = "find /proc/$1/fd -lname '/dev/nvidia[0-9]*' 2>/dev/null | grep -q ."

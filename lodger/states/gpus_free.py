@@ -42,8 +42,6 @@ class GpusFree(ServiceState):
     def of(cls, target: Target, item: Service) -> GpusFree:
         """Return the state for ``item``."""
         if target.options.patience:
-            from lodger.states.gpus_waited_for import GpusWaitedFor  # noqa: PLC0415  it is a kind of this state
-
             return GpusWaitedFor(
                 item,
                 target.host.name,
@@ -113,3 +111,34 @@ class GpusFree(ServiceState):
         """Leave the start to the state that puts the files back."""
         del before, now
         return NoUndo("service_installed starts it again with its previous files")
+
+
+class GpusWaitedFor(GpusFree):
+    """The worker's GPUs are its own, once those who were given them are off; they are waited for, not refused."""
+
+    def __init__(
+        self,
+        service: Service,
+        host: str,
+        *,
+        neighbours: Collection[Owner],
+        promised: Promised,
+        replaced: Sequence[Owner],
+        patience: float,
+    ) -> None:
+        """Take what GpusFree takes, and how long to wait (s)."""
+        super().__init__(service, host, neighbours=neighbours, promised=promised, replaced=replaced)
+        self.deadline = patience
+        self.only_waits = True
+
+    def blockers(self, read: Facts) -> list[Blocker]:
+        """Return who is on the port: nobody was promised that."""
+        return self._port_taken(read)
+
+    def progress(self, read: Facts) -> str:
+        """Return who is waited for."""
+        held = [
+            f"waiting for pid {process.pid} of user {process.user} ({owner}), `{process.command[:60]}`"
+            for process, owner in self._strangers(read)
+        ]
+        return "; ".join(held[:3]) or self.missing(read)

@@ -9,9 +9,9 @@ from typing import Any
 from lab import judge
 from lab.driver import holders
 from lab.lab import Lab
+from lab.notebook import SERVICE
 from lab.run import wait_until
 from lab.twin import Twin
-from lab.world import SERVICE
 from lodger.run import journal
 from tests.twins.crash.scenarios import driver_upgrade
 from tests.twins.driver.upgrade import (

@@ -13,7 +13,7 @@ from lodger.host.facts.deployed import HostFile
 from lodger.host.ownership import Owner
 from lodger.release.pauses import Pause
 from lodger.states.base import NoUndo
-from lodger.states.gpus_waited_for import GpusWaitedFor
+from lodger.states.gpus_free import GpusWaitedFor
 from lodger.states.pool_place import PoolPlace
 from lodger.states.service_gone import ServiceGone
 from lodger.states.service_ready import ServiceReady

@@ -4,21 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import product
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from lodger.capacity.prediction import Goal, NoRoom, Option
+from lodger.engines.sglang.capacity.sized import Sized
 from lodger.engines.sglang.capacity.sizing import DEFAULT_RATIO, SglangPrediction, largest_fraction
 from lodger.inventory import EngineSettings
-
-if TYPE_CHECKING:
-    from lodger.engines.sglang.capacity.subject import SglangSubject
 
 RATIOS = (0.1, 0.2, 0.3, 0.5, 0.75, 0.9, 1.2, 1.5, 2.0, 3.0, 5.0)
 _MANY = 4096  # asks for as many requests as the pools admit
 _TIGHTER = "less room for the moment of a long prompt"
 
 
-def most(about: SglangSubject, settings: EngineSettings | None = None, tp: int | None = None) -> SglangPrediction:
+def most(about: Sized, settings: EngineSettings | None = None, tp: int | None = None) -> SglangPrediction:
     """Return the prediction with as many requests as the pools admit; raise NoRoom."""
     return about.predict((settings or about.settings).model_copy(update={"max_running_requests": _MANY}), tp=tp)
 
@@ -27,7 +25,7 @@ def _written(changes: dict[str, Any]) -> str:
     return ", ".join(f"{name}: {value}" for name, value in changes.items())
 
 
-def options(about: SglangSubject) -> list[Option]:
+def options(about: Sized) -> list[Option]:
     """Return single changes that give more requests or a larger KV cache and keep what is declared; of ratios the best two."""
     now = most(about)
     found: list[tuple[str, Option]] = []
@@ -52,7 +50,7 @@ def options(about: SglangSubject) -> list[Option]:
     return [option for name, option in found if name != "mamba_full_memory_ratio" or option in ends]
 
 
-def _single(about: SglangSubject) -> Iterator[tuple[dict[str, Any], str]]:
+def _single(about: Sized) -> Iterator[tuple[dict[str, Any], str]]:
     engine, states = about.settings, about.target.states
     if states and (engine.mamba_ssm_dtype or states.dtype) == "float32":
         yield {"mamba_ssm_dtype": "bfloat16"}, "states are kept less exactly"
@@ -69,7 +67,7 @@ def _single(about: SglangSubject) -> Iterator[tuple[dict[str, Any], str]]:
         yield {"draft": None}, "no speculative decoding: a single stream is slower"
 
 
-def solve(about: SglangSubject, goal: Goal) -> list[Option]:
+def solve(about: Sized, goal: Goal) -> list[Option]:
     """Return the settings that give most of ``goal`` while the other one stays what the inventory declares.
 
     ``context``: the longest request with the declared number of requests at once; ``concurrency``: the most requests with
@@ -90,7 +88,7 @@ def solve(about: SglangSubject, goal: Goal) -> list[Option]:
     return found
 
 
-def _best(about: SglangSubject, goal: Goal, types: dict[str, str | None]) -> tuple[str, SglangPrediction, bool] | None:
+def _best(about: Sized, goal: Goal, types: dict[str, str | None]) -> tuple[str, SglangPrediction, bool] | None:
     """Return the change, what it gives, and whether it raises the memory fraction."""
     engine = about.settings
     ratio = engine.mamba_full_memory_ratio

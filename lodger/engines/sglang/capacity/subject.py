@@ -5,29 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from lodger.capacity.prediction import Goal, Option
-from lodger.capacity.subject import Subject
-from lodger.engines.sglang.capacity import advice, sizing
+from lodger.engines.sglang.capacity import advice
+from lodger.engines.sglang.capacity.sized import Sized
 from lodger.engines.sglang.capacity.sizing import SglangPrediction
-from lodger.inventory import EngineSettings
 
 
 @dataclass(frozen=True)
-class SglangSubject(Subject):
+class SglangSubject(Sized):
     """All that a prediction for one SGLang worker is made of."""
-
-    def predict(
-        self, settings: EngineSettings | None = None, *, tp: int | None = None, correction: float | None = None
-    ) -> SglangPrediction:
-        """Return the prediction, of other settings, GPUs or correction (MiB) where they are given; raise NoRoom."""
-        used = settings or self.settings
-        return sizing.predict(
-            self.target,
-            self.drafter if used.draft else None,
-            used,
-            tp or self.tp,
-            self.gpu,
-            self.correction if correction is None else correction,
-        )
 
     def most(self) -> SglangPrediction:
         """Return the prediction with as many requests as the pools admit; raise NoRoom."""
