@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import sys
 from collections import defaultdict
 from pathlib import Path
@@ -81,3 +82,20 @@ def test_a_new_state_is_one_file_that_nothing_else_names(tmp_path: Path, monkeyp
         sys.modules.pop("lodger.states.tea_ready", None)
         monkeypatch.undo()
         registry.states.cache_clear()
+
+
+@pytest.mark.parametrize(
+    "page",
+    [
+        "README.md",
+        "README-ops.md",
+        "CONTRIBUTING.md",
+        *(str(path.relative_to(CODE)) for path in sorted(CODE.glob("docs/**/*.md"))),
+    ],
+)
+def test_every_module_that_a_page_names_is_there(page: str) -> None:
+    known = [
+        f"/{path.relative_to(CODE)}" for folder in ("lodger", "tests", "lab", "bench") for path in (CODE / folder).rglob("*.py")
+    ]
+    named = re.findall(r"[a-z_0-9/]+/[a-z_0-9]+\.py\b", (CODE / page).read_text())
+    assert [name for name in named if not any(path.endswith(f"/{name}") for path in known)] == []
