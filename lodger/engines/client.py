@@ -33,13 +33,15 @@ def dig(value: Any, *path: str | int) -> Any:
 class Answer:
     """A whole response: ``status`` (0 when none came), its text, how long it took (s).
 
-    ``problem`` is one phrase that says why no whole response came, empty when one did.
+    ``problem`` is one phrase that says why no whole response came, empty when one did. ``unanswered`` is true where the
+    connection ended, before any deadline, with no status: whoever answers has perhaps not even seen the request.
     """
 
     status: int
     text: str = field(repr=False)  # a server may tell its own keys
     seconds: float
     problem: str = ""
+    unanswered: bool = False
 
     @cached_property
     def body(self) -> Any:
@@ -192,7 +194,7 @@ class Client:
         from lodger import exchange  # noqa: PLC0415  (costs 0.1 s, which `--list` and a deploy that changes nothing need not pay)
 
         start = time.monotonic()
-        status, problem, done = 0, "", False
+        status, problem, done, ended = 0, "", False, False
         events: list[StreamEvent] = []
         taken = bytearray()
         try:
@@ -216,8 +218,9 @@ class Client:
             if exchange.timed_out(error):
                 problem = f"no {'more of the ' if status else ''}answer within {deadline:g} s"
             else:
-                problem = f"the connection failed ({exchange.reason(error)})"
-        answer = Answer(status, taken.decode("utf-8", "replace"), time.monotonic() - start, problem)
+                problem, ended = f"the connection failed ({exchange.reason(error)})", True
+        took = time.monotonic() - start
+        answer = Answer(status, taken.decode("utf-8", "replace"), took, problem, unanswered=ended and not status)
         return Stream(answer, tuple(events), done)
 
     def _headers(self, body: object) -> dict[str, str]:

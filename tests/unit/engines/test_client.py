@@ -81,6 +81,38 @@ def test_no_call_takes_longer_than_its_deadline(behave: Behaviour) -> None:
     assert took < 5.5, "a deadline for each read would end it after 5.8 s at best, or never"
 
 
+@pytest.mark.parametrize(
+    "behave",
+    [
+        pytest.param(servers.early(REFUSAL), id="and closes"),
+        pytest.param(servers.early(REFUSAL, then=servers.waits), id="and reads no more"),
+        pytest.param(servers.early(REFUSAL, then=servers.reset), id="and resets"),
+    ],
+)
+@pytest.mark.parametrize("relayed", [False, True], ids=["direct", "slow relay"])
+def test_an_answer_to_a_request_that_is_still_being_sent_is_seen(relayed: bool, behave: Behaviour) -> None:
+    with serving(behave) as far, serving(servers.relaying(far.port, 1e6)) as relay:
+        got = Client((relay if relayed else far).url).chat(LARGE, deadline=30)
+    assert (got.status, got.body["type"], got.unanswered) == (400, "BadRequestError", False), got
+    assert got.seconds < 20, "4 MB at 1 MB/s are not sent to the end, nor to a server that does not read"
+
+
+@pytest.mark.parametrize(
+    ("behave", "unanswered"),
+    [
+        pytest.param(servers.whole, True, id="closed"),
+        pytest.param(servers.reset, True, id="reset"),
+        pytest.param(answering(b"HTTP/1.1 200 OK\r\n"), True, id="cut off in the headers"),
+        pytest.param(answering(answer("200 OK", b"x" * 9)[:-4]), False, id="cut off in the body"),
+        pytest.param(answering(answer("503 Service Unavailable", b"")), False, id="an answer, though no good one"),
+        pytest.param(servers.silent, False, id="silence"),
+    ],
+)
+def test_a_connection_that_ends_without_an_answer_is_told_from_one_that_is_silent(behave: Behaviour, unanswered: bool) -> None:
+    with serving(behave) as server:
+        assert Client(server.url).chat({}, deadline=1 if behave is servers.silent else 60).unanswered is unanswered
+
+
 def test_what_came_before_the_end_of_the_time_is_kept() -> None:
     event = b'data: {"choices":[{"delta":{"content":"42"}}]}\n\n'
     with serving(dripping(EVENTS + b"\r\n" + event)) as server:
