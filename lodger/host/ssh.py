@@ -230,9 +230,7 @@ class Ssh:
             daemon_threads = True
             allow_reuse_address = True
             block_on_close = False
-            request_queue_size = (
-                128  # with the default of 5 some of ten connections made at once wait for a second
-            )
+            request_queue_size = 128  # with the default of 5 some of ten connections made at once wait for a second
 
         with Server(("127.0.0.1", 0), Handler) as server:
             threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()

@@ -21,7 +21,8 @@ import pytest
 import yaml
 
 from lodger.engines.client import Client
-from lodger.engines.sglang.smoke import Expectation, SmokeCheck, SmokeReport, smoke
+from lodger.engines.sglang.smoke import SmokeReport, smoke
+from lodger.engines.sglang.smoke_judgements import Expectation, SmokeCheck
 from lodger.inventory import Fleet, Host
 from lodger.inventory.load import load
 from lodger.release.render import render

@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 
-Behaviour = Callable[[socket.socket], None]
+Behaviour = Callable[[socket.socket], object]
 EVENTS = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n"
 
 
