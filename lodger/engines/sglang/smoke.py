@@ -1,8 +1,8 @@
 """The smoke test: does a worker serve what the inventory declares, and if not, which setting is to blame?
 
-``smoke_questions`` has what is asked, ``smoke_judgements`` what the answers must be. ``smoke`` asks, those questions that can
-go side by side together, and takes below a minute on a real engine. What a 27B model on four consumer cards needs is the
-measure for the deadlines: 100 to 170 tokens/s for one stream, 7.5 s to read 20,000 tokens.
+``smoke`` asks the questions, those that can go side by side together, and takes below a minute on a real engine. What a 27B
+model on four consumer cards needs is the measure for the deadlines: 100 to 170 tokens/s for one stream, 7.5 s to read 20,000
+tokens.
 """
 
 from __future__ import annotations
@@ -10,13 +10,14 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from lodger.engines.client import Answer, Client, Stream, dig
 from lodger.engines.sglang.smoke_judgements import (
     EngineFacts,
     Expectation,
     SmokeCheck,
+    SmokeReport,
     content_of,
     judge_accept_length,
     judge_concurrency,
@@ -32,30 +33,6 @@ from lodger.engines.sglang.smoke_judgements import (
     judge_tool_call,
 )
 from lodger.engines.sglang.smoke_questions import SOAK_TOKENS, SUMS, Questions
-
-
-@dataclass(frozen=True)
-class SmokeReport:
-    """All checks, a chat reply to show (``reply``), one undisturbed stream's pace, and what the engine says of itself.
-
-    The pace is the time to the first token in seconds, and tokens/s.
-    """
-
-    checks: tuple[SmokeCheck, ...]
-    reply: str = ""
-    ttft_s: float | None = None
-    tokens_per_s: float | None = None
-    engine: EngineFacts | None = None
-
-    @property
-    def passed(self) -> bool:
-        """Whether every check passed."""
-        return all(check.passed for check in self.checks)
-
-    @property
-    def failures(self) -> tuple[SmokeCheck, ...]:
-        """The checks that did not pass."""
-        return tuple(check for check in self.checks if not check.passed)
 
 
 def smoke(client: Client, expect: Expectation, progress: Callable[[SmokeCheck], None] = lambda _: None) -> SmokeReport:

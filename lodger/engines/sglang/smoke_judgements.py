@@ -1,4 +1,4 @@
-"""What the smoke test expects of a worker, and how it judges what the server said: pure functions of values."""
+"""What the smoke test thinks of an answer: each ``judge_...`` function takes what the server said and returns a SmokeCheck."""
 
 from __future__ import annotations
 
@@ -23,6 +23,30 @@ class SmokeCheck:
     detail: str
     setting: str = ""
     seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class SmokeReport:
+    """All checks, a chat reply to show (``reply``), one undisturbed stream's pace, and what the engine says of itself.
+
+    The pace is the time to the first token in seconds, and tokens/s.
+    """
+
+    checks: tuple[SmokeCheck, ...]
+    reply: str = ""
+    ttft_s: float | None = None
+    tokens_per_s: float | None = None
+    engine: EngineFacts | None = None
+
+    @property
+    def passed(self) -> bool:
+        """Whether every check passed."""
+        return all(check.passed for check in self.checks)
+
+    @property
+    def failures(self) -> tuple[SmokeCheck, ...]:
+        """The checks that did not pass."""
+        return tuple(check for check in self.checks if not check.passed)
 
 
 @dataclass(frozen=True)

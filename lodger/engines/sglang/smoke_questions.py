@@ -1,4 +1,4 @@
-"""What the smoke test asks a worker, and why each question is as it is."""
+"""What the smoke test asks: sums, a picture, a tool, and prompts that are too long or really long."""
 
 from __future__ import annotations
 
@@ -44,19 +44,19 @@ class Questions:
     expect: Expectation
 
     def sum(self, question: str) -> dict[str, Any]:
-        """Ask for a sum, briefly and without thinking."""
+        """Return a question whose answer is known."""
         return self._chat(f"How much is {question}? Be brief.", 64)
 
     def thinking(self) -> dict[str, Any]:
-        """Ask for a sum with thinking first."""
+        """Return one that wants reasoning."""
         return self._chat("How much is 12 + 30? Think, then answer briefly.", THINK_TOKENS, thinking=True)
 
     def tool_call(self) -> dict[str, Any]:
-        """Ask for what only the tool can tell."""
+        """Return one that only a tool can answer."""
         return {**self._chat("What is the weather in Paris? Call the tool.", 256), "tools": [TOOL], "tool_choice": "auto"}
 
     def image(self) -> dict[str, Any]:
-        """Ask for the colour of a red picture."""
+        """Return one about a red picture."""
         url = "data:image/png;base64," + base64.b64encode(png(128, (255, 0, 0))).decode()
         parts: list[dict[str, Any]] = [
             {"type": "image_url", "image_url": {"url": url}},
@@ -65,16 +65,16 @@ class Questions:
         return self._chat(parts, 64)
 
     def overlong(self, longest: int) -> dict[str, Any]:
-        """Send more words than ``longest`` tokens, which must be refused."""
+        """Return a prompt that no context of ``longest`` tokens holds."""
         # Every word is a token at least, whatever the tokenizer; a tenth more than the context can hold.
         return self._chat(self._words("overlong", longest + longest // 10 + 64), 8)
 
     def stream(self) -> dict[str, Any]:
-        """Ask for a text long enough to measure the pace by."""
+        """Return one with a long answer."""
         return self._chat("Explain in at least 500 words how the prefix cache of a language model server works.", STREAM_TOKENS)
 
     def soak(self, code: str, tokens: int) -> dict[str, Any]:
-        """Hide ``code`` in the middle of a prompt of ``tokens`` tokens, and ask for it."""
+        """Return a prompt of some ``tokens`` with ``code`` in its middle, and ask for the code."""
         half = min(tokens, self.expect.context_length // 4) // 2
         text = f"{self._words('soak', half)} The secret code is {code}. {self._words('on', half)}"
         return self._chat(f"{text}\n\nAnswer briefly: what is the secret code in the text above?", 64)

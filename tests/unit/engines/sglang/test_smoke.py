@@ -17,7 +17,7 @@ import pytest
 from lodger.checkout import CODE
 from lodger.engines.client import Answer, Client, Stream, StreamEvent, dig
 from lodger.engines.sglang import smoke, smoke_judgements, smoke_questions
-from lodger.engines.sglang.smoke_judgements import EngineFacts, Expectation, SmokeCheck
+from lodger.engines.sglang.smoke_judgements import EngineFacts, Expectation
 from tests.unit.servers import answering, serving
 
 DATA = CODE / "tests/unit/data" / "smoke"
@@ -242,7 +242,7 @@ def test_a_setting_of_the_worker_itself_is_named_where_it_stands() -> None:
 
 
 def test_a_server_that_answers_nothing_ends_the_smoke_test_at_once() -> None:
-    told: list[SmokeCheck] = []
+    told: list[smoke_judgements.SmokeCheck] = []
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
     report = smoke.smoke(Client(f"http://127.0.0.1:{port}"), EXPECT, told.append)
