@@ -10,7 +10,7 @@ import json
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -33,13 +33,17 @@ def dig(value: Any, *path: str | int) -> Any:
 class Answer:
     """A whole response: ``status`` (0 when none came), its text, how long it took (s).
 
-    ``problem`` is one phrase that says why no whole response came, empty when one did.
+    ``problem`` is one phrase that says why no whole response came, empty when one did. ``unanswered`` says how the
+    connection ended where it did so with no status, before any deadline: whoever answers has perhaps not even seen the
+    request. ``lost`` says the same of an earlier connection, after which the question was asked again.
     """
 
     status: int
     text: str = field(repr=False)  # a server may tell its own keys
     seconds: float
     problem: str = ""
+    unanswered: str = ""
+    lost: str = ""
 
     @cached_property
     def body(self) -> Any:
@@ -171,9 +175,15 @@ class Client:
     Every call has a deadline in seconds for the whole exchange, and is over when it is reached.
     """
 
-    def __init__(self, base_url: str, api_key: Secret | None = None) -> None:
+    def __init__(self, base_url: str, api_key: Secret | None = None, *, again: bool = False) -> None:
         self.base_url = base_url
         self._api_key = api_key
+        self._again = again
+
+    @property
+    def patient(self) -> Client:
+        """The same server, asked a second time when a connection ends without an answer; two in a row are one."""
+        return Client(self.base_url, self._api_key, again=True)
 
     def get(self, path: str, deadline: float = 10.0) -> Answer:
         """GET ``path``."""
@@ -189,10 +199,20 @@ class Client:
         return self._exchange("POST", "/v1/chat/completions", {**body, **options}, deadline)
 
     def _exchange(self, method: str, path: str, body: Mapping[str, Any] | None, deadline: float) -> Stream:
+        first = self._once(method, path, body, deadline)
+        if not self._again or not (lost := first.answer.unanswered):
+            return first
+        second = self._once(method, path, body, deadline)
+        answer = replace(second.answer, lost=lost)
+        if answer.unanswered:
+            answer = replace(answer, problem=f"the connection failed twice in a row ({lost}, then {answer.unanswered})")
+        return replace(second, answer=answer)
+
+    def _once(self, method: str, path: str, body: Mapping[str, Any] | None, deadline: float) -> Stream:
         from lodger import exchange  # noqa: PLC0415  (costs 0.1 s, which `--list` and a deploy that changes nothing need not pay)
 
         start = time.monotonic()
-        status, problem, done = 0, "", False
+        status, problem, ended, done = 0, "", "", False
         events: list[StreamEvent] = []
         taken = bytearray()
         try:
@@ -216,8 +236,10 @@ class Client:
             if exchange.timed_out(error):
                 problem = f"no {'more of the ' if status else ''}answer within {deadline:g} s"
             else:
-                problem = f"the connection failed ({exchange.reason(error)})"
-        answer = Answer(status, taken.decode("utf-8", "replace"), time.monotonic() - start, problem)
+                ended = exchange.reason(error)
+                problem = f"the connection failed ({ended})"
+        text, took = taken.decode("utf-8", "replace"), time.monotonic() - start
+        answer = Answer(status, text, took, problem, unanswered="" if status else ended)
         return Stream(answer, tuple(events), done)
 
     def _headers(self, body: object) -> dict[str, str]:

@@ -15,7 +15,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 import paramiko
 from fabric import Connection
@@ -28,6 +28,8 @@ from lodger.inventory import Host
 KEEPALIVE = 10.0  # seconds between questions to the server that it must answer
 SILENCE = 45.0  # seconds without any answer after which the connection counts as lost
 _POLL = 0.2
+_BLOCK = 65536
+_LINGER = 5.0  # seconds for a client to read an answer and close
 _BOOT = 900.0  # seconds that a host may take to answer again
 _LATE_OUTPUT = 2.0  # seconds that output may come later than the exit status
 # The locale is fixed so that parsers read the same words everywhere; PATH holds the folders that only root's login has.
@@ -218,16 +220,18 @@ class Ssh:
         class Handler(socketserver.BaseRequestHandler):
             def handle(self) -> None:
                 try:
-                    channel = transport.open_channel("direct-tcpip", (address, port), ("127.0.0.1", 0), timeout=CONNECT)
+                    # A busy host is waited for as long as the connection would be: the client has a deadline of its own.
+                    channel = transport.open_channel("direct-tcpip", (address, port), ("127.0.0.1", 0), timeout=SILENCE)
                 except (paramiko.SSHException, EOFError):
                     return  # the client sees its connection closed, which is what a refused port looks like
-                with contextlib.closing(channel), contextlib.suppress(OSError, EOFError):
+                with contextlib.closing(channel):
                     _relay(self.request, channel)
 
         class Server(socketserver.ThreadingTCPServer):
             daemon_threads = True
             allow_reuse_address = True
             block_on_close = False
+            request_queue_size = 128  # with the default of 5 some of ten connections made at once wait for a second
 
         with Server(("127.0.0.1", 0), Handler) as server:
             threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
@@ -238,19 +242,43 @@ class Ssh:
 
 
 def _relay(client: socket.socket, channel: paramiko.Channel) -> None:
-    sides: dict[Any, Any] = {client: channel, channel: client}
-    while sides:
-        readable, _, _ = select.select(list(sides), [], [], 1.0)
-        for side in readable:
-            data = side.recv(65536)
-            other = client if side is channel else channel
-            if data:
-                other.sendall(data)
-                continue
-            del sides[side]
-            if side is channel:
-                return
-            channel.shutdown_write()
+    """Carry bytes both ways until the far side has said all that it has to say.
+
+    Each way has a thread of its own. A server may answer a request that it has not read to its end, and close: what is still
+    sent fails then, and the answer is carried all the same.
+    """
+    upwards = threading.Thread(target=_send_up, args=(client, channel), daemon=True)
+    upwards.start()
+    with contextlib.suppress(OSError, EOFError):
+        while data := channel.recv(_BLOCK):
+            client.sendall(data)
+        client.shutdown(socket.SHUT_WR)
+        # Closed with bytes of the request unread, the socket would be reset, and on some systems the answer with it.
+        upwards.join(_LINGER)
+    with contextlib.suppress(OSError):
+        client.shutdown(socket.SHUT_RDWR)  # ends a `recv` that is still waiting
+
+
+def _send_up(client: socket.socket, channel: paramiko.Channel) -> None:
+    """Carry what a client sends; what the far side no longer takes is read and dropped."""
+    taken = True
+    try:
+        while data := client.recv(_BLOCK):
+            if taken:
+                taken = _sent(channel, data)
+    except OSError:
+        channel.close()  # the client is gone: the far side need not work for it
+        return
+    with contextlib.suppress(OSError, EOFError):
+        channel.shutdown_write()
+
+
+def _sent(channel: paramiko.Channel, data: bytes) -> bool:
+    try:
+        channel.sendall(data)
+    except (OSError, EOFError):
+        return False
+    return True
 
 
 def whole(script: str, size: int) -> str:

@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 
-Behaviour = Callable[[socket.socket], None]
+Behaviour = Callable[[socket.socket], object]
 EVENTS = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n"
 
 
@@ -103,6 +103,39 @@ def dripping(data: bytes, pause: float = 0.05) -> Behaviour:
     return behave
 
 
+def early(data: bytes, then: Behaviour = lambda _: None) -> Behaviour:
+    """Answer at the first bytes of a request, do what ``then`` does, and close with the rest of it unread."""
+    return answering(data, read=False, then=then)
+
+
+def waits(connection: socket.socket) -> None:
+    """Neither read nor close for as long as a test takes."""
+    del connection
+    time.sleep(60)
+
+
+def relaying(port: int, bytes_per_s: float) -> Behaviour:
+    """Carry a connection to ``port``, upwards slowly; a server that takes no more is still listened to."""
+
+    def behave(connection: socket.socket) -> None:
+        with socket.create_connection(("127.0.0.1", port)) as far:
+            threading.Thread(target=_slowly, args=(connection, far, bytes_per_s), daemon=True).start()
+            with contextlib.suppress(OSError):
+                while data := far.recv(65536):
+                    connection.sendall(data)
+            connection.shutdown(socket.SHUT_WR)
+            time.sleep(1)
+
+    return behave
+
+
+def _slowly(source: socket.socket, target: socket.socket, bytes_per_s: float) -> None:
+    with contextlib.suppress(OSError):
+        while data := source.recv(16384):
+            target.sendall(data)
+            time.sleep(len(data) / bytes_per_s)
+
+
 def silent(connection: socket.socket) -> None:
     """Take a request in and say nothing until the client gives up."""
     whole(connection)
@@ -111,7 +144,8 @@ def silent(connection: socket.socket) -> None:
 
 def deaf(connection: socket.socket) -> None:
     """Read nothing, say nothing, and wait."""
-    time.sleep(30)
+    del connection
+    time.sleep(60)
 
 
 def answer(status: str, body: bytes, *headers: str) -> bytes:

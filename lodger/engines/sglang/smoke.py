@@ -12,7 +12,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
-from lodger.engines.client import Answer, Client, dig
+from lodger.engines.client import Answer, Client, Stream, dig
 from lodger.engines.sglang.smoke_judgements import (
     EngineFacts,
     Expectation,
@@ -38,20 +38,26 @@ from lodger.engines.sglang.smoke_questions import SOAK_TOKENS, SUMS, Questions
 def smoke(client: Client, expect: Expectation, progress: Callable[[SmokeCheck], None] = lambda _: None) -> SmokeReport:
     """Ask the server behind ``client`` all questions and judge the answers; ``progress`` is told each check as it is made.
 
-    Raises nothing for what the server does. A server that gives no answer at all ends it at the first check.
+    Raises nothing for what the server does. A server that gives no answer at all ends it at the first check. One connection
+    that ends without an answer is no verdict, and the question is asked again; not so the long prompts, which may have killed
+    the engine.
     """
     checks: list[SmokeCheck] = []
+    patient = client.patient
 
     def note(check: SmokeCheck, *answers: Answer) -> None:
-        checks.append(replace(check, seconds=max((answer.seconds for answer in answers), default=0.0)))
+        lost = [answer.lost for answer in answers if answer.lost]
+        said = f"; asked again, a first connection ended without an answer ({lost[0]})" if lost and check.passed else ""
+        seconds = max((answer.seconds for answer in answers), default=0.0)
+        checks.append(replace(check, detail=check.detail + said, seconds=seconds))
         progress(checks[-1])
 
-    models, info = client.get("/v1/models"), client.get("/model_info")
+    models, info = patient.get("/v1/models"), patient.get("/model_info")
     note(judge_names(models, info, expect), models, info)
     if models.trouble:
         return SmokeReport(tuple(checks))
     note(judge_context(models, expect), models)
-    server_info = client.get("/server_info")
+    server_info = patient.get("/server_info")
     facts = EngineFacts.of(server_info.body)
     note(judge_concurrency(facts, expect), server_info)
     if expect.min_kv_tokens is not None:
@@ -59,12 +65,12 @@ def smoke(client: Client, expect: Expectation, progress: Callable[[SmokeCheck], 
 
     ask = Questions(expect)
     with ThreadPoolExecutor(max_workers=10) as pool:
-        sums = [pool.submit(client.chat, ask.sum(question)) for question, _ in SUMS]
-        thinking = pool.submit(client.chat, ask.thinking(), 120.0)
-        tool_call = pool.submit(client.chat, ask.tool_call())
-        image = pool.submit(client.chat, ask.image()) if expect.vision else None
+        sums = [pool.submit(patient.chat, ask.sum(question)) for question, _ in SUMS]
+        thinking = pool.submit(patient.chat, ask.thinking(), 120.0)
+        tool_call = pool.submit(patient.chat, ask.tool_call())
+        image = pool.submit(patient.chat, ask.image()) if expect.vision else None
         overlong = ask.overlong(longest=max(expect.context_length, dig(models.body, "data", 0, "max_model_len") or 0))
-        refused, refused_stream = pool.submit(client.chat, overlong), pool.submit(client.stream, overlong)
+        refused, refused_stream = pool.submit(patient.chat, overlong), pool.submit(patient.stream, overlong)
 
         replies = [(question, known, sent.result()) for (question, known), sent in zip(SUMS, sums, strict=True)]
         note(judge_sums(replies, expect), *(answer for _, _, answer in replies))
@@ -76,18 +82,25 @@ def smoke(client: Client, expect: Expectation, progress: Callable[[SmokeCheck], 
         note(judge_thinking(thinking.result(), expect), thinking.result())
 
     # Alone on the engine, so that its figures say something.
-    stream = client.stream(ask.stream(), 120.0)
+    stream = patient.stream(ask.stream(), 120.0)
     note(judge_stream(stream, expect), stream.answer)
     if expect.min_accept_length is not None:
-        server_info, metrics = client.get("/server_info"), client.get("/metrics")
+        server_info, metrics = patient.get("/server_info"), patient.get("/metrics")
         facts = EngineFacts.of(server_info.body)
         note(judge_accept_length(facts, metrics, expect.min_accept_length, expect), server_info, metrics)
 
-    # Last, since it is what may kill the engine.
+    found, health = _soak(client, ask, expect)
+    note(judge_soak(found, health, expect), health, *(one.answer for _, one in found))
+    return SmokeReport(tuple(checks), content_of(replies[0][2]), stream.ttft_s, stream.tokens_per_s, facts)
+
+
+def _soak(client: Client, ask: Questions, expect: Expectation) -> tuple[list[tuple[str, Stream]], Answer]:
+    """Send long prompts side by side; return (the code hidden in one, the reply), and whether the engine is well after them.
+
+    It comes last, since it is what may kill the engine.
+    """
     lengths = SOAK_TOKENS[: expect.max_running_requests]
     codes = [str(random.randrange(10_000, 100_000)) for _ in lengths]  # noqa: S311  (to be found again, nothing secret)
     with ThreadPoolExecutor(max_workers=len(lengths)) as pool:
         found = list(pool.map(lambda code, length: (code, client.stream(ask.soak(code, length), 180.0)), codes, lengths))
-    health = client.get("/health", 30.0)
-    note(judge_soak(found, health, expect), health, *(one.answer for _, one in found))
-    return SmokeReport(tuple(checks), content_of(replies[0][2]), stream.ttft_s, stream.tokens_per_s, facts)
+    return found, client.get("/health", 30.0)

@@ -279,6 +279,8 @@ def judge_overlong(plain: Answer, streamed: Answer, expect: Expectation) -> Smok
     """Judge the refusal of a prompt longer than the context, plain and streamed: status 400 and an error body."""
     topic = _Topic("over-long prompt", expect.setting("context_length"))
     for answer, how in ((plain, "plain"), (streamed, "streamed")):
+        if answer.unanswered:
+            return topic.bad(f"{how}: {answer.problem}; see the engine's log")
         if answer.problem:
             return topic.bad(f"{how}: {answer.problem}; it must be refused at once, see context_length and the engine's log")
         if answer.status != 400 or dig(answer.body, "type") != "BadRequestError":

@@ -81,6 +81,76 @@ def test_no_call_takes_longer_than_its_deadline(behave: Behaviour) -> None:
     assert took < 5.5, "a deadline for each read would end it after 5.8 s at best, or never"
 
 
+@pytest.mark.parametrize(
+    "behave",
+    [
+        pytest.param(servers.early(REFUSAL), id="and closes"),
+        pytest.param(servers.early(REFUSAL, then=servers.waits), id="and reads no more"),
+        pytest.param(servers.early(REFUSAL, then=servers.reset), id="and resets"),
+    ],
+)
+@pytest.mark.parametrize("relayed", [False, True], ids=["direct", "slow relay"])
+def test_an_answer_to_a_request_that_is_still_being_sent_is_seen(relayed: bool, behave: Behaviour) -> None:
+    with serving(behave) as far, serving(servers.relaying(far.port, 1e6)) as relay:
+        got = Client((relay if relayed else far).url).chat(LARGE, deadline=30)
+    assert (got.status, got.body["type"], got.unanswered) == (400, "BadRequestError", ""), got
+    assert got.seconds < 20, "4 MB at 1 MB/s are not sent to the end, nor to a server that does not read"
+
+
+@pytest.mark.parametrize(
+    ("behave", "unanswered"),
+    [
+        pytest.param(servers.whole, True, id="closed"),
+        pytest.param(servers.reset, True, id="reset"),
+        pytest.param(answering(b"HTTP/1.1 200 OK\r\n"), True, id="cut off in the headers"),
+        pytest.param(answering(answer("200 OK", b"x" * 9)[:-4]), False, id="cut off in the body"),
+        pytest.param(answering(answer("503 Service Unavailable", b"")), False, id="an answer, though no good one"),
+        pytest.param(servers.silent, False, id="silence"),
+    ],
+)
+def test_a_connection_that_ends_without_an_answer_is_told_from_one_that_is_silent(behave: Behaviour, unanswered: bool) -> None:
+    with serving(behave) as server:
+        got = Client(server.url).chat({}, deadline=1 if behave is servers.silent else 60)
+    assert bool(got.unanswered) is unanswered
+
+
+WELL = answering(answer("200 OK", b"{}"))
+
+
+@pytest.mark.parametrize("first", [servers.whole, servers.reset], ids=["closed", "reset"])
+@pytest.mark.parametrize("way", ["get", "chat", "stream"])
+def test_a_patient_client_asks_again_after_a_connection_without_an_answer(way: str, first: Behaviour) -> None:
+    with serving(first, WELL) as server:
+        found = getattr(Client(server.url).patient, way)("/health" if way == "get" else {}, 60)
+        assert server.connections == 2
+    got = found.answer if way == "stream" else found
+    assert (got.ok, got.problem) == (True, "")
+    assert got.lost
+
+
+def test_two_connections_in_a_row_without_an_answer_are_a_failure_that_says_so() -> None:
+    with serving(servers.whole, servers.whole, WELL) as server:
+        got = Client(server.url).patient.get("/health", 60)
+        assert server.connections == 2
+    assert not got.ok
+    assert got.problem == "the connection failed twice in a row (closed without an answer, then closed without an answer)"
+
+
+@pytest.mark.parametrize(
+    "first", [answering(answer("200 OK", b"x" * 9)[:-4]), answering(answer("503 Service Unavailable", b"")), servers.silent]
+)
+def test_an_answer_or_silence_is_not_asked_for_again(first: Behaviour) -> None:
+    with serving(first, WELL) as server:
+        assert not Client(server.url).patient.get("/health", 1 if first is servers.silent else 60).ok
+        assert server.connections == 1
+
+
+def test_an_impatient_client_asks_once() -> None:
+    with serving(servers.whole, WELL) as server:
+        assert not Client(server.url).get("/health", 60).ok
+        assert server.connections == 1
+
+
 def test_what_came_before_the_end_of_the_time_is_kept() -> None:
     event = b'data: {"choices":[{"delta":{"content":"42"}}]}\n\n'
     with serving(dripping(EVENTS + b"\r\n" + event)) as server:
