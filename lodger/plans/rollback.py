@@ -92,8 +92,8 @@ def _earlier(deployed: Deployed, ledger: Ledger | None) -> tuple[str, ...]:
     if (deployed.history or ("",))[-1] != deployed.current:
         last = deployed.history[-1] if deployed.history else "nothing"
         raise Refused(
-            "it cannot be told what to go back to",
-            cause=f"{paths.HISTORY} ends with {last}, {deployed.current or 'no release'} is current",
-            hint="./ops deploy records what it deploys; or write the releases into the file, a line each, the current one last",
+            "it is not known which release to go back to",
+            cause=f"{paths.HISTORY} ends with {last}, but the current release is {deployed.current or 'none'}",
+            hint="./ops deploy records what it deploys; or write the releases into that file, one a line, the current one last",
         )
     return deployed.history[:-1]

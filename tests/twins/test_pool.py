@@ -113,7 +113,7 @@ def test_a_pool_that_drifted_is_shown_by_plan_and_mended_in_turn_without_a_resta
     deploy = site.start("deploy", "--host", "all")
     assert deploy.stderr is not None
     heard = next((line for line in deploy.stderr if "waiting for eve" in line), "")
-    assert "in pool qwen38" in heard, "a command of somebody else has the pool's turn"
+    assert "in pool qwen38" in heard, "another command holds the pool"
     assert member not in rotation(node2)
     node2.exec(["rm", turn])
     assert deploy.wait(timeout=120) == 0, deploy.stderr.read()
