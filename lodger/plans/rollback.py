@@ -54,7 +54,7 @@ class Rollback:
             raise Refused("there is nothing to roll back", cause="no release is recorded on this host")
         back = services(deployed, wanted)
         paused = frozenset(pauses.paused(deployed))
-        _refuse_units_that_ignore_a_pause(deployed, wanted, [back[name] for name in sorted(paused & back.keys())])
+        _refuse_units_that_ignore_a_pause(self.host, deployed, wanted, [back[name] for name in sorted(paused & back.keys())])
         smoke = smoke_of(deployed, wanted)
         release = TargetRelease(wanted, back, smoke=smoke, keys=earlier_keys(back), history=history)
         # What only a deploy that was cut off had replaced does not wait for the last rollback.
@@ -74,12 +74,12 @@ def earlier_keys(found: Mapping[str, Service]) -> tuple[ApiKey, ...]:
     return tuple(ApiKey(*one) for one in sorted({(service.pool, service.key) for service in found.values() if service.key}))
 
 
-def _refuse_units_that_ignore_a_pause(deployed: Deployed, release: str, paused: Sequence[Service]) -> None:
+def _refuse_units_that_ignore_a_pause(host: Host, deployed: Deployed, release: str, paused: Sequence[Service]) -> None:
     """Raise Refused for a release whose units would start a worker although its pause is recorded."""
     for service in paused:
         unit, _ = unit_files(deployed, release, service.unit)
         if unit is not None and not unit_honours_pause(service, unit):
-            blocker = unit_ignores_pause(service)
+            blocker = unit_ignores_pause(service, host.name)
             raise Refused(blocker.what, cause=blocker.cause, hint=blocker.hint)
 
 

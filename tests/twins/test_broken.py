@@ -85,7 +85,7 @@ def test_a_neighbour_that_would_be_gone_once_it_is_stopped_is_refused(
     ran = site.ops("deploy", "--host", "node1", "--json")
 
     assert ran.code == 3, str(ran)
-    assert ran.one["error"]["what"] == f"{name} would be gone for good once it is stopped"
+    assert ran.one["error"]["what"] == f"{name} could not be started again once it is stopped"
     assert judge.difference(before, judge.snapshot(twin)) == []
 
 
@@ -182,8 +182,14 @@ def swapped(what: str) -> Callable[[dict[str, dict[str, dict[str, object]]]], No
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (swapped("gpus"), ("GPU 4, 5, 6, 7 is held", "deploy without worker-a, then with it again")),
-        (swapped("port"), ("port 30001 is taken by container lodger-worker-b", "deploy without worker-a, then with it again")),
+        (swapped("gpus"), ("GPU 4, 5, 6, 7 is held", "deploy without worker-a in the inventory, then again with it")),
+        (
+            swapped("port"),
+            (
+                "port 30001 is taken by container lodger-worker-b",
+                "deploy without worker-a in the inventory, then again with it",
+            ),
+        ),
         (lambda host: host["router"].update(port=9100), ("port 9100 is taken", "choose another port")),
     ],
     ids=["gpus swapped", "ports swapped", "router on a port that somebody has"],

@@ -105,7 +105,7 @@ def test_a_pool_that_drifted_is_shown_by_plan_and_mended_in_turn_without_a_resta
 
     plan = site.ops("plan", "--host", "all").out
 
-    assert f"pool_complete: {stranger} is in the rotation of {ROUTER} and no worker of its pool" in plan
+    assert f"pool_complete: {ROUTER} lists {stranger}, which is not a worker of its pool" in plan
     assert f"worker_joined(a): http://{node2.address}:30002 does not send it requests" in plan
     turn = "/var/lib/lodger/lock-qwen38"
     eve = {"user": "eve", "run": "hers", "pid": 1, "started": 0, "machine": "elsewhere"}
@@ -129,7 +129,7 @@ def test_one_host_alone_may_not_serve_something_else_than_its_pool(lab: Lab, sit
     refused = site.ops("deploy", "--host", "node2")
 
     assert refused.code == 3, str(refused)
-    assert "worker a on node1 does not serve what the rest of its pool is to serve" in refused.err
+    assert "worker a on node1 does not serve the same as the rest of its pool would" in refused.err
     assert "context_length 131072 instead of 65536" in refused.err
     site.hosts.joinpath("fleet.yml").write_text(was)
     assert rotation(lab.twin("node2")).keys() >= {"http://127.0.0.1:30000", "http://127.0.0.1:30001"}

@@ -68,7 +68,7 @@ def test_a_block_knows_its_line(name: str) -> None:
 
 
 def test_a_check_of_several_lines_is_read_and_named_in_one() -> None:
-    for last, missing in (("true", ""), ("exit 3", "`the check of swap_off` says no")):
+    for last, missing in (("true", ""), ("exit 3", "`the check of swap_off` fails")):
         state = Shell("swap_off", f"set -e\n{last}\n", "swapoff -a")
         said = subprocess.run(["sh", "-c", facts.script(state.facts)], capture_output=True, text=True, check=True).stdout
         assert state.missing(facts.parse(said)) == missing
