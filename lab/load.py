@@ -28,8 +28,8 @@ from urllib.parse import urlsplit
 from lab.run import LabError
 
 CONNECT = 2.0  # seconds; a host that is gone answers nothing at all
-SILENCE = 60.0  # seconds between two pieces of an answer
-PATIENCE = 15.0  # seconds for which a client with two addresses tries one after the other
+SILENCE = 300.0  # seconds between two pieces of an answer
+PATIENCE = 60.0  # seconds for which a client with two addresses tries one after the other
 PAUSE = 0.1  # seconds before it tries again
 TURNS = 3  # of one conversation
 WORDS = 300  # of a conversation's own beginning

@@ -1,7 +1,6 @@
 """A network mount whose server is gone: a FUSE file system that nobody serves, mounted into a twin from outside."""
 
 import subprocess
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -22,7 +21,7 @@ def dead_mount(twin: Twin, where: str, source: str, *, kind: str = "glusterfs", 
     pid = run(["docker", "inspect", "-f", "{{.State.Pid}}", twin.container]).stdout.strip()
     client = subprocess.Popen(["sh", "-ec", _MOUNT, "sh", pid, source, where, kind])
     try:
-        wait_until(lambda: f" {where} " in twin.exec("cat /proc/mounts").stdout, f"{where} is mounted", 10)
+        wait_until(lambda: f" {where} " in twin.exec("cat /proc/mounts").stdout, f"{where} is mounted")
         if not hangs:
             client.kill()
             client.wait()
@@ -31,5 +30,6 @@ def dead_mount(twin: Twin, where: str, source: str, *, kind: str = "glusterfs", 
         client.kill()
         client.wait()
         twin.exec(["umount", "-l", where])
-        time.sleep(0.1)  # until its unit is gone too
+        active = f"systemctl -q is-active $(systemd-escape -p --suffix=mount {where})"
+        wait_until(lambda: twin.exec(active, check=False).returncode != 0, f"the unit of {where} is gone")
         twin.exec(["rmdir", where], check=False)

@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 from lab.lab import Lab
 from lab.load import Load, Report, authorization
-from lab.run import LabError
+from lab.run import LabError, wait_until
 from lab.twin import Twin
 from lodger import inventory
 
@@ -24,7 +24,6 @@ WARM = 4.0  # seconds of load before anything happens, so that every conversatio
 SHARE = 10.0  # seconds, at least, over which a returned worker's share is counted
 _ENOUGH = 4  # requests of each client that make a share worth counting; a busy machine takes longer for them
 _TOKENS = 800  # of an answer: long enough that something is always in flight
-_PAUSE = 0.05
 
 
 @dataclass(frozen=True)
@@ -135,11 +134,11 @@ def kill_worker(front: Front, victim: Member, clients: int = 16) -> WorkerLoss:
     with Load([front.url], clients, tokens=_TOKENS, key=front.key) as load:
         time.sleep(WARM)
         in_flight, killed = kill_engine(victim), time.monotonic()
-        _until(lambda: not front.healthy().get(victim.member, False), f"{front.url} takes {victim.member} out", 60)
+        wait_until(lambda: not front.healthy().get(victim.member, False), f"{front.url} takes {victim.member} out")
         out = time.monotonic()
-        _until(lambda: get(f"{victim.url}/health", 25)[0] == 200, f"{victim.url} is ready again", 300)
+        wait_until(lambda: get(f"{victim.url}/health", 25)[0] == 200, f"{victim.url} is ready again")
         ready = time.monotonic()
-        _until(lambda: front.healthy().get(victim.member, False), f"{front.url} takes {victim.member} back", 120)
+        wait_until(lambda: front.healthy().get(victim.member, False), f"{front.url} takes {victim.member} back")
         back = time.monotonic()
         before = front.sent()
 
@@ -147,7 +146,7 @@ def kill_worker(front: Front, victim: Member, clients: int = 16) -> WorkerLoss:
             return {url: count - before.get(url, 0) for url, count in front.sent().items()}
 
         time.sleep(SHARE)
-        _until(lambda: sum(new().values()) >= _ENOUGH * clients, "enough new requests", 60)
+        wait_until(lambda: sum(new().values()) >= _ENOUGH * clients, "enough new requests")
         after, counted = new(), time.monotonic() - back
     report = load.report()
     return WorkerLoss(
@@ -206,9 +205,9 @@ def lose_router(front: Front, standby: Front, lose: Callable[[Twin], None], clie
     with both, alone:
         time.sleep(WARM)
         lose(front.twin)
-        _until(lambda: not _answers(front), f"{front.url} is gone", 60)
+        wait_until(lambda: not _answers(front), f"{front.url} is gone")
         gone = time.monotonic()
-        _until(lambda: _answers(front), f"{front.url} answers again", 120)
+        wait_until(lambda: _answers(front), f"{front.url} answers again")
         back = time.monotonic()
         time.sleep(WARM / 2)
     all_of_it = alone.report(), both.report()
@@ -255,11 +254,3 @@ def kill_engine(member: Member) -> int:
 def _children(container: str) -> str:
     """Return the script that kills what a container's init has started."""
     return f'kill -9 $(cat /proc/$(docker inspect -f "{{{{.State.Pid}}}}" {container})/task/*/children)'
-
-
-def _until(true: Callable[[], bool], what: str, timeout: float) -> None:
-    end = time.monotonic() + timeout
-    while not true():
-        if time.monotonic() > end:
-            raise LabError(f"{what}: not within {timeout:.0f} s")
-        time.sleep(_PAUSE)

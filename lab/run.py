@@ -13,6 +13,8 @@ from pathlib import Path
 CHECKOUT = Path(__file__).resolve().parent.parent
 # Shared by every checkout on the machine: images, stores, disks, and the lab's own dockerd. The rest lies in <checkout>/.lab.
 MACHINE = Path(os.environ.get("LODGER_LAB_DIR", "/var/lib/lodger-lab"))
+# Seconds for which the lab, or a test, waits for what is to come: what never comes is a failure, a busy machine is none.
+PATIENCE = 600.0
 
 
 class LabError(RuntimeError):
@@ -35,7 +37,7 @@ def run(
     check: bool = True,
     stdin: str | bytes = b"",
     env: Mapping[str, str] | None = None,
-    timeout: float = 600,
+    timeout: float = 900,
     called: Sequence[str] = (),
 ) -> subprocess.CompletedProcess[str]:
     """Run a program to its end and return its output as text. An error speaks of it as `called`.
@@ -60,7 +62,7 @@ def run(
     return subprocess.CompletedProcess(words, raw.returncode, out, err)
 
 
-def wait_until(true: Callable[[], bool], what: str, timeout: float, pause: float = 0.05) -> None:
+def wait_until(true: Callable[[], bool], what: str, timeout: float = PATIENCE, pause: float = 0.05) -> None:
     """Ask again and again until `true()`; raise LabError saying that `what` did not happen when `timeout` seconds are over."""
     end = time.monotonic() + timeout
     while not true():

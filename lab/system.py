@@ -13,7 +13,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from lab.run import MACHINE, LabError, locked, run, say, wait_until
+from lab.run import MACHINE, PATIENCE, LabError, locked, run, say, wait_until
 
 # program -> the Debian package that brings it
 NEEDED = {
@@ -98,7 +98,7 @@ def stop_daemon_if_unused() -> None:
         if pid is None or containers.returncode or containers.stdout.strip() or networks.stdout.strip():
             return
         os.kill(pid, signal.SIGTERM)
-        wait_until(lambda: daemon_pid() is None, "the lab's dockerd stops", 30)
+        wait_until(lambda: daemon_pid() is None, "the lab's dockerd stops")
         for line in Path("/proc/mounts").read_text().splitlines():
             mount = Path(line.split()[1])
             if mount == DATA or RUN in mount.parents:
@@ -130,7 +130,7 @@ def _aim() -> bool:
 
 
 def _answers() -> bool:
-    return run(["docker", "version", "--format", "{{.Server.Version}}"], check=False, timeout=30).returncode == 0
+    return run(["docker", "version", "--format", "{{.Server.Version}}"], check=False, timeout=PATIENCE).returncode == 0
 
 
 def _start_daemon() -> None:
@@ -142,7 +142,7 @@ def _start_daemon() -> None:
             file.unlink(missing_ok=True)
     with LOG.open("ab") as log:
         daemon = subprocess.Popen(DAEMON, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
-    wait_until(lambda: daemon.poll() is not None or _answers(), "dockerd answers", 60, pause=0.2)
+    wait_until(lambda: daemon.poll() is not None or _answers(), "dockerd answers", pause=0.2)
     if daemon.poll() is not None:
         last = LOG.read_text(errors="replace").strip().splitlines()[-1:]
         raise LabError(f"dockerd did not start: {' '.join(last)}", f"its log is {LOG}")

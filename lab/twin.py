@@ -11,12 +11,12 @@ from pathlib import Path
 
 from lab import inside
 from lab.image import CONTAINER_RIGHTS
-from lab.run import LabError, run, wait_until
+from lab.run import PATIENCE, LabError, run, wait_until
 
 USER = "operator"
 # Asked inside the twin until true: do the services run that the lab promises? What is deployed there is not asked for.
 _READY = """
-for _ in $(seq 200); do
+for _ in $(seq 3000); do
     if [ -e /var/lib/twin/settled ] && systemctl -q is-active ssh docker supervisor && ! supervisorctl status | grep -q STARTING
     then exit 0; fi
     sleep 0.1
@@ -54,7 +54,7 @@ class Twin:
         check: bool = True,
         stdin: str = "",
         user: str = "root",
-        timeout: float = 120,
+        timeout: float = PATIENCE,
     ) -> subprocess.CompletedProcess[str]:
         """Run a program (or, given a text, a shell script) inside the twin and return its output.
 
@@ -95,7 +95,7 @@ class Twin:
         """Wait until systemd has nothing left to start and the lab's own services run."""
         booted = ("running", "degraded")
         ask = "systemctl is-system-running --wait"
-        wait_until(lambda: self.exec(ask, check=False).stdout.strip() in booted, f"{self.name} boots", 60)
+        wait_until(lambda: self.exec(ask, check=False).stdout.strip() in booted, f"{self.name} boots")
         asked = self.exec(_READY, check=False)
         if asked.returncode:
             failed = asked.stdout.strip() or asked.stderr.strip() or "no unit has failed"
@@ -106,7 +106,7 @@ class Twin:
         before = self._inspect("{{.State.StartedAt}}")
         self.exec(["systemctl", "reboot"], check=False)
         rebooted = lambda: self.state() == "running" and self._inspect("{{.State.StartedAt}}") != before  # noqa: E731
-        wait_until(rebooted, f"{self.name} reboots", 60)
+        wait_until(rebooted, f"{self.name} reboots")
         if wait:
             self.wait_ready()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import importlib
 from collections.abc import Generator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -23,25 +24,49 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "alone: measures or breaks what all tests share, and runs while no other does")
 
 
-# Modules that take longest, in this order. They begin first: at the end only short ones are left to even out.
+# Whose modules share what takes long to make: one process runs them all, in the order of their names.
+_TOGETHER = ("tests/twins/pool",)
+# What takes longest, in this order, as the table at the end of a run says. It begins first, so that at the end only short modules
+# are left to even out. What wants to be alone comes last: nobody has to wait for it then.
 _LONG = (
-    "test_undo",
-    "test_deploy",
-    "test_pool",
-    "test_twins",
-    "test_interrupted",
-    "test_broken",
-    "test_refusals",
-    "test_pause",
+    "tests/twins/pool",
+    "tests/twins/test_deploy.py",
 )
+_LAST = ("tests/twins/lab/test_daemon.py",)
+
+
+def scope(nodeid: str) -> str:
+    """Return the module that a test is in, or the folder whose modules stay together."""
+    module = nodeid.partition("::")[0]
+    return next((folder for folder in _TOGETHER if module.startswith(f"{folder}/")), module)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     def rank(item: pytest.Item) -> tuple[int, bool]:
-        name = item.path.stem
-        return _LONG.index(name) if name in _LONG else len(_LONG), "twins" not in item.path.parts
+        where = scope(item.nodeid)
+        order = _LONG.index(where) if where in _LONG else len(_LONG) + (where in _LAST)
+        return order, not where.startswith("tests/twins")
 
     items.sort(key=rank)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Give each process whole scopes (a hook of xdist)."""
+    if config.getvalue("dist") != "loadfile":
+        return None
+    scheduling = importlib.import_module("xdist.scheduler").LoadFileScheduling(config, log)
+    scheduling._split_scope = scope
+    return scheduling
+
+
+_TOOK: dict[str, float] = {}
+_WORTH_TELLING = 10.0  # seconds
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    where = scope(report.nodeid)
+    _TOOK[where] = _TOOK.get(where, 0.0) + report.duration
 
 
 @pytest.hookimpl(wrapper=True)
@@ -81,6 +106,11 @@ def pytest_testnodedown(node: Any) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    if hasattr(config.option, "numprocesses") and config.option.numprocesses:
+        terminalreporter.section("seconds of what took longest (for _LONG in tests/conftest.py)")
+        for where, seconds in sorted(_TOOK.items(), key=lambda one: -one[1]):
+            if seconds > _WORTH_TELLING:
+                terminalreporter.write_line(f"{seconds:6.0f}  {where}")
     for title, text in config.stash.get(_SAID, []):
         terminalreporter.section(title)
         terminalreporter.write_line(text)

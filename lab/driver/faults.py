@@ -70,7 +70,7 @@ def dpkg_locked(twin: Twin) -> Iterator[None]:
     twin.exec(asked)
     try:
         inode = twin.exec("stat -c %i /var/lib/dpkg/lock").stdout.strip()
-        wait_until(lambda: f":{inode} " in twin.exec("cat /proc/locks").stdout, "dpkg's lock is taken", 10)
+        wait_until(lambda: f":{inode} " in twin.exec("cat /proc/locks").stdout, "dpkg's lock is taken")
         yield
     finally:
         twin.exec(["systemctl", "stop", _LOCKING], check=False)

@@ -21,7 +21,7 @@ def user_unit(twin: Twin, name: str = "training", *, gpus: str = "0", memory_mib
     twin.exec(f"chown -R {USER}: /home/{USER}/.config && loginctl enable-linger {USER}")
     uid = twin.exec(["id", "-u", USER]).stdout.strip()
     ready = ["test", "-S", f"/run/user/{uid}/systemd/private"]
-    wait_until(lambda: twin.exec(ready, check=False).returncode == 0, f"the systemd of {USER} runs", 20)
+    wait_until(lambda: twin.exec(ready, check=False).returncode == 0, f"the systemd of {USER} runs")
     manager = ["runuser", "-u", USER, "--", "env", f"XDG_RUNTIME_DIR=/run/user/{uid}", "systemctl", "--user"]
     twin.exec([*manager, "daemon-reload"])
     twin.exec([*manager, "-q", "enable", "--now", name])
@@ -88,5 +88,5 @@ def _started(twin: Twin, name: str) -> int:
                 found.append(pid)
         return bool(found)
 
-    wait_until(ask, f"{name} has a GPU open", 20)
+    wait_until(ask, f"{name} has a GPU open")
     return int(found[0])

@@ -250,9 +250,9 @@ def _whole(name: str) -> str:
     return rf"(?:.*\.)?{re.escape(name)}(?:\.|$)"
 
 
-def tensor_bytes(tensor: Mapping[str, Any], layers: int = 1) -> int:
-    """Return the size of one entry of ``tensors.json``, times the number of layers that it stands for."""
-    return prod(map(int, tensor["shape"])) * _TENSOR_BITS[tensor["dtype"]] * layers // 8
+def tensor_bytes(tensor: Mapping[str, Any]) -> int:
+    """Return the size of one entry of ``tensors.json``."""
+    return prod(map(int, tensor["shape"])) * _TENSOR_BITS[tensor["dtype"]] // 8
 
 
 def _head_bytes(text: Mapping[str, Any], index: Mapping[str, Any], total: int, layers: int) -> int:

@@ -54,7 +54,7 @@ class Subject(ABC):
             names = [fleet.pools[worker.pool].model, *([draft.model] if draft and draft.model else [])]
             missing = ", ".join(name for name in names if describe(fleet, name) is None)
             raise InventoryError(
-                f"nothing is known about the size of {missing}",
+                f"the size of {missing} cannot be computed: its files are not kept",
                 host=host.name,
                 hint=f"put config.json and model.safetensors.index.json of it into {fleet.folder}/models/<name>/",
             )

@@ -28,6 +28,7 @@ from lodger.inventory import Host
 KEEPALIVE = 10.0  # seconds between questions to the server that it must answer
 SILENCE = 45.0  # seconds without any answer after which the connection counts as lost
 _POLL = 0.2
+_BOOT = 900.0  # seconds that a host may take to answer again
 _LATE_OUTPUT = 2.0  # seconds that output may come later than the exit status
 # The locale is fixed so that parsers read the same words everywhere; PATH holds the folders that only root's login has.
 _PREAMBLE = (
@@ -86,13 +87,13 @@ class Ssh:
                     self._heard = time.monotonic()
             time.sleep(KEEPALIVE)
 
-    def reconnect(self, patience: float = 900.0) -> None:
-        """Close what is left and connect again, trying for ``patience`` seconds: a server takes minutes to boot.
+    def reconnect(self) -> None:
+        """Close what is left and connect again, trying for 15 minutes: a server takes minutes to boot.
 
         Raises ConnectionFailed at the end, and as soon as the run is asked to stop.
         """
         self.close()
-        end = time.monotonic() + patience
+        end = time.monotonic() + _BOOT
         while True:
             try:
                 return self.connect()

@@ -52,7 +52,7 @@ class PinnedDigest:
         return f"{self.image}: {self.tag} was {self.old or 'not pinned'}, is {self.new}"
 
 
-def pin(hosts_dir: Path, *, dry_run: bool = False) -> list[PinnedDigest]:
+def pin(hosts_dir: Path) -> list[PinnedDigest]:
     """Pin every image of the inventory and return one Change for each, in the inventory's order.
 
     TLS certificates are verified; ``SSL_CERT_FILE`` names other authorities. Raises InventoryError for an inventory that
@@ -67,7 +67,7 @@ def pin(hosts_dir: Path, *, dry_run: bool = False) -> list[PinnedDigest]:
             for name, image in images.items()
         ]
     new = {change.image: change.new for change in changes if change.changed}
-    if new and not dry_run:
+    if new:
         path = (hosts_dir / "fleet.yml").resolve()
         _replace(path, edited(path.read_bytes(), new))
     return changes

@@ -52,7 +52,7 @@ class Image(Named):
     tag: Tag
     """The tag that `pin` resolves; hosts never see it."""
     digest: Digest | None = None
-    """The manifest's digest. Written by `invoke pin`; without it nothing is deployed."""
+    """The manifest's digest. Written by `./ops pin`; without it nothing is deployed."""
     cuda: Version | None = None
     """CUDA toolkit inside the image: the driver must be new enough for it. None for an image that uses no GPU."""
 
@@ -62,7 +62,7 @@ class Image(Named):
         if self.digest is None:
             raise InventoryError(
                 f"image {self.name} has no digest: {self.repository}:{self.tag} may be other bytes tomorrow",
-                hint="run `invoke pin` to read it from the registry",
+                hint="run `./ops pin` to read it from the registry",
             )
         return f"{self.repository}@{self.digest}"
 

@@ -76,33 +76,30 @@ class Document:
         return self.written.get(loc)
 
 
-def read(raw: bytes, *, first_line: int = 1) -> Document:
-    """Read one YAML document; mistakes are returned in it, never raised.
-
-    ``first_line`` is the line of the text's first line in its file, for a block inside another document.
-    """
+def read(raw: bytes) -> Document:
+    """Read one YAML document; mistakes are returned in it, never raised."""
     doc = Document()
     try:
         text = raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        line = raw.count(b"\n", 0, error.start) + first_line
+        line = raw.count(b"\n", 0, error.start) + 1
         doc.problems.append(Problem(line, (), f"is not UTF-8 (byte 0x{raw[error.start]:02x}); save the file as UTF-8"))
         return doc
     try:
-        _Builder(doc, first_line).build(iter(YAML(typ="safe", pure=True).parse(text)))
+        _Builder(doc).build(iter(YAML(typ="safe", pure=True).parse(text)))
     except _TooDeepError as error:
         doc.problems.append(Problem(error.line, (), f"is nested deeper than {_MAX_DEPTH} levels"))
     except MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
-        line = (mark.line if mark else 0) + first_line
+        line = (mark.line if mark else 0) + 1
         doc.problems.append(Problem(line, (), f"is not YAML: {_explain(error)}"))
     except ReaderError as error:
-        line = text.count("\n", 0, error.position) + first_line
+        line = text.count("\n", 0, error.position) + 1
         # ruamel.yaml declares a string here and raises with a number.
         code = error.character if isinstance(error.character, int) else ord(error.character)
         doc.problems.append(Problem(line, (), f"holds a character that YAML does not allow: U+{code:04X}"))
     except YAMLError as error:
-        doc.problems.append(Problem(first_line, (), f"is not YAML: {error}"))
+        doc.problems.append(Problem(1, (), f"is not YAML: {error}"))
     return doc
 
 
@@ -119,9 +116,8 @@ class _TooDeepError(Exception):
 class _Builder:
     """Turns parse events into values; keeps going after each mistake that leaves the rest readable."""
 
-    def __init__(self, doc: Document, first_line: int) -> None:
+    def __init__(self, doc: Document) -> None:
         self.doc = doc
-        self.first_line = first_line
 
     def build(self, events: Iterator[Event]) -> None:
         documents = 0
@@ -134,7 +130,7 @@ class _Builder:
                 self.doc.data = self._value(next(events), events, ())
 
     def _line(self, event: Event) -> int:
-        return int(event.start_mark.line) + self.first_line
+        return int(event.start_mark.line) + 1
 
     def _problem(self, event: Event, loc: Loc, text: str) -> None:
         self.doc.problems.append(Problem(self._line(event), loc, text))

@@ -9,7 +9,6 @@ import contextlib
 import getpass
 import time
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 from lodger import checkout
 from lodger.errors import LodgerError, Refused
@@ -24,7 +23,7 @@ from lodger.plans.request import Request
 from lodger.run import refusal
 from lodger.run.dry_run import DryRun
 from lodger.run.hosts import side_by_side, stop
-from lodger.run.journal import JOURNALS, Journal, NoJournal, run_id
+from lodger.run.journal import Journal, NoJournal, journals, run_id
 from lodger.run.outcome import RunResult, Status
 from lodger.run.plan import Plan
 from lodger.run.runner import Runner
@@ -32,19 +31,15 @@ from lodger.run.session import Session
 from lodger.terminal import Terminal
 
 
-def carry_out(fleet: Fleet, requests: Sequence[Request], *, break_lock: bool, journals: Path = JOURNALS) -> list[RunResult]:
+def carry_out(fleet: Fleet, requests: Sequence[Request], *, break_lock: bool) -> list[RunResult]:
     """Return what came of each request. Hosts run side by side; restarts are serialised within a pool."""
     by_host = {request.host.name: request for request in requests}
     terminal, queue = Terminal(), PoolQueue()
     hosts = [request.host for request in requests]
-    return side_by_side(
-        hosts, lambda host: carry_out_one(fleet, by_host[host.name], queue, terminal, break_lock=break_lock, journals=journals)
-    )
+    return side_by_side(hosts, lambda host: carry_out_one(fleet, by_host[host.name], queue, terminal, break_lock=break_lock))
 
 
-def one_after_another(
-    fleet: Fleet, requests: Sequence[Request], *, break_lock: bool, journals: Path = JOURNALS
-) -> list[RunResult]:
+def one_after_another(fleet: Fleet, requests: Sequence[Request], *, break_lock: bool) -> list[RunResult]:
     """Return what came of each request, one host at a time; those after a failure are not begun."""
     results: list[RunResult] = []
     for request in requests:
@@ -54,16 +49,14 @@ def one_after_another(
             error = Refused(what, hint=f"repair {results[-1].host} first, then run this again")
             results.append(RunResult(name, request.book.name, Status.REFUSED, error=error))
             continue
-        results += carry_out(fleet, [request], break_lock=break_lock, journals=journals)
+        results += carry_out(fleet, [request], break_lock=break_lock)
     return results
 
 
-def carry_out_one(
-    fleet: Fleet, request: Request, queue: PoolQueue, terminal: Terminal, *, break_lock: bool, journals: Path
-) -> RunResult:
+def carry_out_one(fleet: Fleet, request: Request, queue: PoolQueue, terminal: Terminal, *, break_lock: bool) -> RunResult:
     """Return what came of ``request`` on its host, journal included; never raises for what happens there."""
     host, task = request.host, request.book.name
-    log = Journal(journals, run_id(task, host.name))
+    log = Journal(journals(), run_id(task, host.name))
     log.write("begin", runbook=task, host=host.name, operator=getpass.getuser(), revision=checkout.revision())
     terminal.note(host.name, f"{task}: run {log.run}")
     try:

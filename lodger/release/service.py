@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from lodger.engines import DEFAULT, named
@@ -60,8 +60,12 @@ class Service:
 
     @staticmethod
     def load(data: Mapping[str, Any]) -> Service:
-        """Return the service that a manifest describes; raise TypeError or KeyError when it describes none."""
-        service = Service(**{**data, "gpus": tuple(data["gpus"])})
+        """Return the service that a manifest describes; raise TypeError or KeyError when it describes none.
+
+        Keys that only a later Lodger knows are passed over, so that an earlier one can roll back what it deployed.
+        """
+        known = {name.name: data[name.name] for name in fields(Service) if name.name in data}
+        service = Service(**{**known, "gpus": tuple(data["gpus"])})
         named(service.engine)
         return service
 

@@ -8,31 +8,31 @@ from typing import Any
 
 from lodger.errors import UsageError
 from lodger.run import journal
-from lodger.run.journal import JOURNALS
+from lodger.run.journal import journals
 from lodger.states.registry import states
 from lodger.terminal import table
 
 JournalEvent = dict[str, Any]
 
 
-def runs(root: Path = JOURNALS) -> list[Path]:
+def runs() -> list[Path]:
     """Return the journals of all runs, oldest first."""
-    return sorted(root.glob("*/events.jsonl"))
+    return sorted(journals().glob("*/events.jsonl"))
 
 
-def find(run: str, root: Path = JOURNALS) -> Path:
+def find(run: str) -> Path:
     """Return the one journal whose run begins with ``run``; raise UsageError for none or several."""
-    found = [path for path in runs(root) if path.parent.name.startswith(run)]
+    found = [path for path in runs() if path.parent.name.startswith(run)]
     if len(found) != 1:
         what = "there is no run" if not found else f"{len(found)} runs begin with"
         raise UsageError(f"{what} {run}", hint="./ops journal lists them")
     return found[0]
 
 
-def listing(root: Path = JOURNALS) -> tuple[str, list[JournalEvent]]:
+def listing() -> tuple[str, list[JournalEvent]]:
     """Return the list of runs as text and as data, newest last."""
     rows = []
-    for path in runs(root):
+    for path in runs():
         events = list(journal.read(path))
         begin, end = _first(events, "begin"), _first(events, "end")
         outcome = end.get("outcome", "cut off")
@@ -51,15 +51,15 @@ def listing(root: Path = JOURNALS) -> tuple[str, list[JournalEvent]]:
     ), rows
 
 
-def show(run: str, root: Path = JOURNALS) -> tuple[str, list[JournalEvent]]:
+def show(run: str) -> tuple[str, list[JournalEvent]]:
     """Return the events of one run, a line each, and as data."""
-    events = list(journal.read(find(run, root)))
+    events = list(journal.read(find(run)))
     return "\n".join(f"{event['time'][11:19]}  {_line(event)}" for event in events), events
 
 
-def verify_all(root: Path = JOURNALS) -> tuple[str, list[JournalEvent]]:
+def verify_all() -> tuple[str, list[JournalEvent]]:
     """Check the chain of every journal; raise LodgerError at the first that was changed."""
-    found = runs(root)
+    found = runs()
     for path in found:
         journal.verify(path)
     return f"{len(found)} journals: every line follows the one before it", [
@@ -67,9 +67,9 @@ def verify_all(root: Path = JOURNALS) -> tuple[str, list[JournalEvent]]:
     ]
 
 
-def postmortem(run: str, root: Path = JOURNALS) -> str:
+def postmortem(run: str) -> str:
     """Return the Markdown document on one run. What only a person can know is left as headings."""
-    path = find(run, root)
+    path = find(run)
     events = list(journal.read(path))
     begin, end = _first(events, "begin"), _first(events, "end")
     lines = [

@@ -17,9 +17,13 @@ from lodger import checkout
 from lodger.errors import LodgerError
 from lodger.host.command import Result
 
-JOURNALS = Path(os.environ.get("LODGER_JOURNAL") or checkout.ROOT / "journal")
 FIRST = "0" * 64  # what stands for the line before the first
 _SHOWN = 4000  # characters of a command's output that are kept
+
+
+def journals() -> Path:
+    """Return the folder of all journals: LODGER_JOURNAL, else ``journal/`` of the checkout."""
+    return Path(os.environ.get("LODGER_JOURNAL") or checkout.ROOT / "journal")
 
 
 def run_id(runbook: str, host: str, now: datetime.datetime | None = None) -> str:

@@ -19,7 +19,7 @@ class Connection(Transport, Protocol):
         """Run ``command``; see Transport."""
         ...
 
-    def reconnect(self, patience: float = ...) -> None:
+    def reconnect(self) -> None:
         """Connect again."""
         ...
 

@@ -6,14 +6,13 @@ import contextlib
 import getpass
 import time
 from collections.abc import Sequence
-from pathlib import Path
 
 from lodger import checkout
 from lodger.errors import LodgerError, UsageError
 from lodger.host.ssh import Ssh
 from lodger.inventory import Fleet, Host, Model
 from lodger.run.hosts import side_by_side, stop
-from lodger.run.journal import JOURNALS, Journal, NoJournal, run_id
+from lodger.run.journal import Journal, NoJournal, journals, run_id
 from lodger.run.outcome import RunResult, Status
 from lodger.weights import fetch as fetching
 from lodger.weights.fetch import FetchOptions
@@ -26,7 +25,6 @@ def fetch(
     models: str | None,
     options: FetchOptions,
     giver: Host | None = None,
-    journals: Path = JOURNALS,
 ) -> list[RunResult]:
     """Return what came of fetching weights onto each host: those that its workers need, or those that ``models`` names.
 
@@ -41,7 +39,7 @@ def fetch(
     try:
         return side_by_side(
             hosts,
-            lambda host: _fetch(fleet, host, wanted[host.name], options, giver, screen, journals),
+            lambda host: _fetch(fleet, host, wanted[host.name], options, giver, screen),
             stopping="leaving: fetches go on without us; run the same again to attach, --cancel stops them",
         )
     finally:
@@ -49,10 +47,10 @@ def fetch(
 
 
 def _fetch(
-    fleet: Fleet, host: Host, models: Sequence[Model], options: FetchOptions, giver: Host | None, screen: Screen, journals: Path
+    fleet: Fleet, host: Host, models: Sequence[Model], options: FetchOptions, giver: Host | None, screen: Screen
 ) -> RunResult:
     start, task = time.monotonic(), "fetch"
-    log = NoJournal() if options.dry_run else Journal(journals, run_id(task, host.name))
+    log = NoJournal() if options.dry_run else Journal(journals(), run_id(task, host.name))
     log.write("begin", runbook=task, host=host.name, operator=getpass.getuser(), revision=checkout.revision())
     result = RunResult(host.name, task, journal="" if options.dry_run else log.run)
     try:

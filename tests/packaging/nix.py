@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from lab import system
-from lab.run import CHECKOUT
+from lab.run import CHECKOUT, PATIENCE
 
 HERE = Path(__file__).parent
 NEEDED = {"nix": "nix-bin"}
@@ -54,7 +54,7 @@ class Nix:
         """Run `nix` and return how it ended."""
         command, folder = ["nix", "--offline", *words], cwd or self._nixpkgs
         return subprocess.run(
-            command, env=self._environment, capture_output=True, text=True, timeout=120, check=False, cwd=folder
+            command, env=self._environment, capture_output=True, text=True, timeout=PATIENCE, check=False, cwd=folder
         )
 
     def on(self, verb: str, flake: Path, attribute: str = "", *words: str) -> subprocess.CompletedProcess[str]:
@@ -90,14 +90,14 @@ def call(program: str, folder: Path, *words: str) -> subprocess.CompletedProcess
     """Call a program in a folder, as somebody would who has nothing else of Lodger."""
     environment = {"PATH": os.environ["PATH"], "HOME": str(folder)}
     return subprocess.run(
-        [program, *words], cwd=folder, env=environment, capture_output=True, text=True, timeout=60, check=False
+        [program, *words], cwd=folder, env=environment, capture_output=True, text=True, timeout=PATIENCE, check=False
     )
 
 
 def checkout(target: Path, *only: str) -> Path:
     """Copy the checkout's own files (those that git would, or could, track) to ``target`` and return it."""
     listed = ["git", "-C", str(CHECKOUT), "ls-files", "-z", "--cached", "--others", "--exclude-standard", "--", *only]
-    names = subprocess.run(listed, capture_output=True, text=True, check=True, timeout=30).stdout.split("\0")
+    names = subprocess.run(listed, capture_output=True, text=True, check=True, timeout=PATIENCE).stdout.split("\0")
     for name in filter(None, names):
         if (CHECKOUT / name).is_file():
             (target / name).parent.mkdir(parents=True, exist_ok=True)

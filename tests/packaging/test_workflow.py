@@ -10,7 +10,7 @@ import pytest
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from ruamel.yaml import YAML
 
-from lab.run import CHECKOUT
+from lab.run import CHECKOUT, PATIENCE
 
 WORKFLOWS = CHECKOUT / ".github" / "workflows"
 
@@ -101,5 +101,7 @@ def test_workflow_is_well() -> None:
     path = WORKFLOWS / "ci.yml"
     read(path.read_text())
     if actionlint := shutil.which("actionlint"):
-        done = subprocess.run([actionlint, "-shellcheck=", str(path)], capture_output=True, text=True, timeout=60, check=False)
+        done = subprocess.run(
+            [actionlint, "-shellcheck=", str(path)], capture_output=True, text=True, timeout=PATIENCE, check=False
+        )
         assert done.returncode == 0, done.stdout

@@ -20,6 +20,7 @@ from typing import Any
 
 from lab import faults
 from lab.engine.sglang.checkpoint import write as write_checkpoint
+from lab.run import PATIENCE
 
 ROOT = Path(__file__).resolve().parents[2]
 ENGINE = ROOT / "lab" / "engine"
@@ -42,7 +43,7 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def wait_for(condition: Callable[[], Any], what: str, seconds: float = 60.0) -> Any:
+def wait_for(condition: Callable[[], Any], what: str, seconds: float = PATIENCE) -> Any:
     """Return the condition's first true value; fails after the deadline."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
@@ -129,7 +130,7 @@ class Client:
 
     port: int
 
-    def raw(self, request: bytes, timeout: float = 60.0, limit: int | None = None) -> bytes:
+    def raw(self, request: bytes, timeout: float = PATIENCE, limit: int | None = None) -> bytes:
         """Send bytes and return what comes back until the server closes (or `limit` bytes came, then go away)."""
         with socket.create_connection(("127.0.0.1", self.port), timeout) as connection:
             connection.sendall(request)
@@ -204,26 +205,26 @@ class Engine(Client):
         children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
         return int(children[0])
 
-    def ready(self, seconds: float = 60.0) -> Engine:
+    def ready(self) -> Engine:
         """Wait until /health says 200."""
 
         def healthy() -> bool:
             assert self.process.poll() is None, self.log[-2000:]
             return self.get("/health")[0] == 200
 
-        wait_for(healthy, "the engine answers /health with 200", seconds)
+        wait_for(healthy, "the engine answers /health with 200")
         return self
 
-    def exit_code(self, seconds: float = 60.0) -> int:
+    def exit_code(self) -> int:
         """Wait for its end."""
-        return self.process.wait(seconds)
+        return self.process.wait(PATIENCE)
 
     def kill(self) -> None:
         """End it and its scheduler at once."""
         if self.process.poll() is None:
             for pid in (*self._children(), self.process.pid):
                 os.kill(pid, signal.SIGKILL)
-            self.process.wait(10)
+            self.process.wait(PATIENCE)
 
     def _children(self) -> list[int]:
         try:

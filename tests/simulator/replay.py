@@ -10,6 +10,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 from lab import faults
+from lab.run import PATIENCE
 
 from .answers import parse
 from .engine_lab import Engine, Lab, expand, replayed, wait_for
@@ -50,7 +51,7 @@ class Poller(threading.Thread):
     def finish(self) -> dict[str, list[int | None]]:
         """Stop and return the changes."""
         self.stopping.set()
-        self.join(60)
+        self.join(PATIENCE)
         return self.states
 
 
@@ -93,8 +94,10 @@ def run_server(lab: Lab, evidence: Evidence) -> None:
     engine = lab.start(options(lab, command))
     poller = Poller(engine, list(recorded_states("server/startup_poll.jsonl")))
     poller.start()
-    engine.ready()
-    time.sleep(0.3)
+    wait_for(lambda: "decode CUDA graph end" in engine.log, "it is about to serve")
+    faults.set_clock(lab.control, 1)  # what it says for a second of its own must be seen on a busy machine too
+    wait_for(lambda: all(200 in states for states in poller.states.values()), "every endpoint answers")
+    faults.set_clock(lab.control, CLOCK)
     evidence.startup = poller.finish()
     loaded = [entry for entry in INDEX["server"] if entry["during"] == "load"]
     done = False
@@ -120,12 +123,14 @@ def end_with_sigterm(engine: Engine, evidence: Evidence) -> None:
         poller = Poller(engine, list(recorded_states("server/sigterm_poll.jsonl")))
         poller.start()
         wait_for(lambda: all(200 in states for states in poller.states.values()), "every endpoint answered 200")
+        faults.set_clock(engine.lab.control, CLOCK / 5)
         engine.process.send_signal(signal.SIGTERM)
         wait_for(lambda: poller.states["/health"][-1] == 503, "/health says 503")
         replay(evidence, engine, "server", {"name": "server/chat/sigterm_new_request", "during": "sigterm"})
-        evidence.stream_ended = stream.result(60).endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
+        evidence.stream_ended = stream.result(PATIENCE).endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
     evidence.sigterm_exit = engine.exit_code()
-    time.sleep(0.1)
+    faults.set_clock(engine.lab.control, CLOCK)
+    wait_for(lambda: all(states[-1] is None for states in poller.states.values()), "nobody answers any more")
     evidence.sigterm = poller.finish()
 
 
@@ -148,13 +153,13 @@ def run_api_key(lab: Lab, evidence: Evidence) -> None:
         wait_for(lambda: 503 in poller.states["/health"] and 503 in poller.states["/health_generate"], "/health says 503")
         assert poller.states["/metrics"][-1] == 200
         resume(scheduler)
-        chat.result(60)
+        chat.result(PATIENCE)
     wait_for(lambda: poller.states["/health"][-1] == 200 and poller.states["/health_generate"][-1] == 200, "healthy again")
     began = time.monotonic()
     kill(scheduler)
     evidence.killed_exit = engine.exit_code()
     evidence.killed_seconds = (time.monotonic() - began) * CLOCK
-    time.sleep(0.1)
+    wait_for(lambda: all(states[-1] is None for states in poller.states.values()), "nobody answers any more")
     evidence.hung = poller.finish()
     evidence.logs["failures/scheduler_killed"] = engine.log.splitlines()
 

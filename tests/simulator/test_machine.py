@@ -135,6 +135,6 @@ def test_memory_cannot_be_overcommitted_and_the_kernel_frees_a_dead_processs(lab
         device.release(taken)
         holder.kill()
         holder.wait()
-        wait_for(lambda: device.free() == total, "the dead process's memory is free", 5)
+        wait_for(lambda: device.free() == total, "the dead process's memory is free")
     finally:
         os.close(device.descriptor)

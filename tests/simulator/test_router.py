@@ -18,6 +18,8 @@ from typing import Any
 
 import pytest
 
+from lab.run import PATIENCE
+
 from .engine_lab import ROOT, Client, Engine, Lab, expand, free_port, running_lab, wait_for
 
 LOCK = ROOT / "lab" / "image" / "router.lock"
@@ -63,11 +65,11 @@ def routing(python: Path, lab: Lab, workers: list[Engine], *options: str) -> Ite
     urls = [f"http://127.0.0.1:{worker.port}" for worker in workers]
     router = Router(python, lab.folder / f"router-{time.monotonic_ns()}.log", ["--worker-urls", *urls, *options])
     try:
-        wait_for(lambda: healthy(router) == len(workers), f"all workers are healthy; see {router.log_path}", 60)
+        wait_for(lambda: healthy(router) == len(workers), f"all workers are healthy; see {router.log_path}")
         yield router
     finally:
         router.process.terminate()
-        router.process.wait(20)
+        router.process.wait(PATIENCE)
 
 
 def healthy(router: Router) -> int:
@@ -183,13 +185,13 @@ def test_a_killed_worker_is_noticed_and_comes_back(router_python: Path, lab: Lab
     with routing(router_python, lab, workers, *options, "--disable-circuit-breaker") as router:
         victim = workers[0]
         victim.kill()
-        wait_for(lambda: healthy(router) == 1, "the router counts one worker", 30)
+        wait_for(lambda: healthy(router) == 1, "the router counts one worker")
         for number in range(4):
             ask(router, f"{number} and on it goes")
         for number in range(PREFIXES):
             ask(router, prompt(number))
         back = lab.start(lab.seed_options(), victim.port).ready()
-        wait_for(lambda: healthy(router) == 2, "the router counts two workers again", 30)
+        wait_for(lambda: healthy(router) == 2, "the router counts two workers again")
         before = len(prefills(back))
         for number in range(PREFIXES):
             ask(router, prompt(number))
@@ -212,7 +214,7 @@ def test_a_stream_broken_by_a_kill_has_no_end(router_python: Path, lab: Lab, wor
             stream = pool.submit(router.raw, head + b"Content-Length: %d\r\n\r\n%b" % (len(body), body))
             wait_for(lambda: (workers[0].metric("sglang:num_running_reqs") or 0) > 0, "the stream runs")
             os.kill(workers[0].process.pid, 9)
-            answer = stream.result(60)
+            answer = stream.result(PATIENCE)
         assert answer.startswith(b"HTTP/1.1 200 OK")
         assert b"data: " in answer
         assert b"[DONE]" not in answer, "recorded: HTTP 200, no [DONE], no error event, no final chunk"

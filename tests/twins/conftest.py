@@ -12,7 +12,7 @@ import pytest
 from lab.lab import Lab
 from lab.run import CHECKOUT, locked
 from lab.twin import Twin
-from tests.twins.site import Fresh, Site, others_deployed, ready
+from tests.twins.site import Fresh, Site, begin, others_deployed, ready
 
 
 @pytest.fixture(scope="session")
@@ -31,15 +31,14 @@ def _made() -> Iterator[tuple[Lab, set[str]]]:
 
 
 @pytest.fixture(scope="module")
-def lab(_made: tuple[Lab, set[str]]) -> Lab:
+def lab(_made: tuple[Lab, set[str]], request: pytest.FixtureRequest) -> Lab:
     """Twins of node1 and node2 as the checkout's own inventory describes them, and as they were at first when a module begins.
 
-    What a module before left would have a say in it: a worker joins its pool, a driver half upgraded has it refused.
+    A module whose tests begin with a reset, or do not mind, names the twins that it wants so: TWINS = ("node1",), or ().
+    What a module before deployed on others would have a say in it all the same: those are reset too.
     """
     made, used = _made
-    made.up()
-    made.reset(used)
-    used.update(made.names)
+    begin(made, used, getattr(request.module, "TWINS", made.names))
     return made
 
 

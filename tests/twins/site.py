@@ -6,9 +6,8 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,8 +16,9 @@ from ruamel.yaml import YAML
 
 from lab import judge
 from lab.lab import Lab
-from lab.run import CHECKOUT
+from lab.run import PATIENCE
 from lab.twin import Twin
+from tests.twins.product import Process
 
 Snapshot = judge.Snapshot
 Fresh = Callable[[str], Twin]  # the fixture `fresh`
@@ -64,6 +64,7 @@ class Site:
     def edit(self, name: str, change: Callable[[Any], None]) -> None:
         """Change the document `<name>.yml` of this inventory in place."""
         yaml = YAML()
+        yaml.preserve_quotes = True  # or a machine-id that begins with 0 would be no text any more
         path = self.hosts / f"{name}.yml"
         data = yaml.load(path.read_text())
         change(data)
@@ -87,14 +88,11 @@ class Site:
     def environment(self) -> dict[str, str]:
         return {**os.environ, "LODGER_HOSTS": str(self.hosts), "LODGER_JOURNAL": str(self.journal)}
 
-    def start(self, *words: str, first: str = "") -> subprocess.Popen[str]:
+    def start(self, *words: str, first: str = "") -> Process:
         """Start a task and return its process; ``first`` is Python that it runs before, to shorten a wait or to plant a mistake."""
-        code = f"import sys\n{first}\nfrom lodger import cli\nsys.argv[0] = 'lodger'\ncli.main()"
-        argv = [sys.executable, *(["-c", code] if first else ["-m", "lodger"]), *words]
-        pipe = subprocess.PIPE
-        return subprocess.Popen(argv, cwd=CHECKOUT, env=self.environment(), stdout=pipe, stderr=pipe, text=True)
+        return Process(words, self.environment(), first)
 
-    def ops(self, *words: str, timeout: float = 300, first: str = "") -> Ran:
+    def ops(self, *words: str, timeout: float = PATIENCE, first: str = "") -> Ran:
         """Run a task to its end; ``first`` as in :meth:`start`."""
         process = self.start(*words, first=first)
         try:
@@ -112,11 +110,11 @@ class Site:
         return ran
 
 
-def serves(twin: Twin, port: int, *, patience: float = 60) -> bool:
+def serves(twin: Twin, port: int, *, patience: float = PATIENCE) -> bool:
     """Whether an engine answers at a port of the twin, as one of its own users would see it."""
     end = time.monotonic() + patience
     while time.monotonic() < end:
-        if twin.exec(["curl", "-sf", "-m", "25", f"http://127.0.0.1:{port}/health"], check=False).returncode == 0:
+        if twin.exec(["curl", "-sf", "-m", "60", f"http://127.0.0.1:{port}/health"], check=False).returncode == 0:
             return True
         time.sleep(0.5)
     return False
@@ -139,11 +137,21 @@ def ready(lab: Lab, name: str) -> Twin:
 
 def others_deployed(lab: Lab, name: str) -> list[str]:
     """Return the other hosts that have something of ours: it would be of the same pool, and have a say in it."""
+    return [other for other in lab.names if other != name and deployed(lab.twin(other))]
 
-    def deployed(other: str) -> bool:
-        return lab.twin(other).exec("test -e /opt/lodger", check=False).returncode == 0
 
-    return [other for other in lab.names if other != name and deployed(other)]
+def begin(lab: Lab, used: set[str], wanted: Collection[str]) -> None:
+    """Have the ``wanted`` twins as they were at first, and nothing of ours on the others; ``used`` are those that may not be so."""
+    if set(lab.status().values()) != {"running"}:
+        lab.up()
+    left = {name for name in used - set(wanted) if deployed(lab.twin(name))}
+    lab.reset(used & set(wanted) | left)
+    used.update(lab.names)
+
+
+def deployed(twin: Twin) -> bool:
+    """Whether a twin has something of ours."""
+    return twin.exec("test -e /opt/lodger", check=False).returncode == 0
 
 
 def loaded_driver(twin: Twin) -> str:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import signal
-import subprocess
-from collections.abc import Callable
 
 import pytest
 
 from lab import judge
 from lab.lab import Lab
 from lab.twin import Twin
+from tests.twins.product import Process
 from tests.twins.site import REPLACED, Fresh, Site, declared, foreign_changes, serves
+
+TWINS = ()
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +27,7 @@ def two_releases(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Twin:
     return lab.twin("node1")
 
 
-def killed(process: subprocess.Popen[str], words: str) -> None:
+def killed(process: Process, words: str) -> None:
     """Kill the run as soon as its progress has a line with `words`."""
     assert process.stderr is not None
     heard = []
@@ -48,36 +49,36 @@ systemctl enable -q --now /srv/alice/alice.service
 """
 
 
-def test_a_replaced_unit_whose_file_lies_elsewhere_comes_back(fresh: Fresh, site: Site) -> None:
+def test_replaced_units_come_back_also_one_whose_file_lies_elsewhere(fresh: Fresh, site: Site) -> None:
     twin = fresh("node1")
     twin.exec(LINKED)
-    site.edit("node1", lambda host: host["neighbours"].update({"alice.service": {"kind": "unit", "policy": "replace"}}))
+    replaced = {name: {"kind": "unit", "policy": "replace"} for name in ("alice.service", "colleague-metrics.service")}
+    site.edit("node1", lambda host: host["neighbours"].update(replaced))
+    ask = "systemctl is-active alice colleague-metrics; systemctl is-enabled alice colleague-metrics"
 
     site.well("deploy", "--host", "node1")
-    assert twin.exec("systemctl is-active alice; systemctl is-enabled alice", check=False).stdout.split() == [
-        "inactive",
-        "linked",
-    ]
+    assert twin.exec(ask, check=False).stdout.split() == ["inactive", "inactive", "linked", "disabled"]
 
     site.well("rollback", "--host", "node1")
-    assert twin.exec("systemctl is-active alice; systemctl is-enabled alice").stdout.split() == ["active", "enabled"]
+    assert twin.exec(ask).stdout.split() == ["active", "active", "enabled", "enabled"]
 
 
 @pytest.mark.parametrize(
-    ("name", "kind", "start"),
+    ("name", "kind", "start", "end"),
     [
-        ("alice.service", "unit", "systemd-run -q --unit=alice sleep 9999"),
+        ("alice.service", "unit", "systemd-run -q --unit=alice sleep 9999", "systemctl stop alice"),
         (
             "alice",
             "container",
             "docker run -d --rm --name alice $(docker inspect -f '{{.Config.Image}}' colleague-notebook) sleep 9999",
+            "docker stop -t 0 alice",
         ),
     ],
 )
 def test_a_neighbour_that_would_be_gone_once_it_is_stopped_is_refused(
-    name: str, kind: str, start: str, fresh: Fresh, site: Site
+    name: str, kind: str, start: str, end: str, two_releases: Twin, site: Site
 ) -> None:
-    twin = fresh("node1")
+    twin = two_releases
     twin.exec(start)
     site.edit("node1", lambda host: host["neighbours"].update({name: {"kind": kind, "policy": "replace"}}))
     before = judge.snapshot(twin)
@@ -87,6 +88,7 @@ def test_a_neighbour_that_would_be_gone_once_it_is_stopped_is_refused(
     assert ran.code == 3, str(ran)
     assert ran.one["error"]["what"] == f"{name} could not be started again once it is stopped"
     assert judge.difference(before, judge.snapshot(twin)) == []
+    twin.exec(end)
 
 
 # ---------------------------------------------------------------- what a hand has been at
@@ -166,45 +168,3 @@ def test_a_first_deploy_that_was_killed_and_fails_under_another_name_leaves_noth
         twin.exec("docker inspect -f '{{.HostConfig.RestartPolicy.Name}}' qwen38-fp8-sglang").stdout.strip() == "unless-stopped"
     )
     assert site.ops("rollback", "--host", "node1").code == 3, "nothing is left to roll back, and no ledger speaks of it"
-
-
-# ---------------------------------------------------------------- odd but legal changes of an inventory
-
-
-def swapped(what: str) -> Callable[[dict[str, dict[str, dict[str, object]]]], None]:
-    def change(host: dict[str, dict[str, dict[str, object]]]) -> None:
-        a, b = host["workers"]["a"], host["workers"]["b"]
-        a[what], b[what] = b[what], a[what]
-
-    return change
-
-
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        (swapped("gpus"), ("GPU 4, 5, 6, 7 is held", "deploy without worker-a in the inventory, then again with it")),
-        (
-            swapped("port"),
-            (
-                "port 30001 is taken by container lodger-worker-b",
-                "deploy without worker-a in the inventory, then again with it",
-            ),
-        ),
-        (lambda host: host["router"].update(port=9100), ("port 9100 is taken", "choose another port")),
-    ],
-    ids=["gpus swapped", "ports swapped", "router on a port that somebody has"],
-)
-def test_what_cannot_start_is_refused_before_anything_stops(
-    change: Callable[[dict[str, dict[str, dict[str, object]]]], None], words: tuple[str, str], node2: Twin, site: Site
-) -> None:
-    site.well("deploy", "--host", "node2")
-    started = "docker inspect -f '{{.State.StartedAt}}' lodger-worker-a lodger-worker-b lodger-router"
-    before = node2.exec(started).stdout
-    site.edit("node2", change)
-
-    ran = site.ops("deploy", "--host", "node2", "--json")
-
-    assert ran.code == 3, str(ran)
-    assert words[0] in ran.one["error"]["what"]
-    assert words[1] in ran.one["error"]["hint"]
-    assert node2.exec(started).stdout == before

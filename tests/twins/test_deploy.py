@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import json
-import time
 from collections.abc import Callable
 
 import pytest
@@ -12,8 +11,11 @@ import pytest
 from lab import judge
 from lab.faults import Fault, fault
 from lab.lab import Lab
+from lab.run import PATIENCE
 from lab.twin import Twin
 from tests.twins.site import Fresh, Site, declared, foreign_changes, given_back, others_deployed, ready, serves
+
+TWINS = ("node1",)
 
 
 def running(twin: Twin, name: str) -> bool:
@@ -84,7 +86,6 @@ FAILURES: dict[str, tuple[Callable[[Site], None], list[Fault], str, str]] = {
         "worker_ready(a)",
         "--no-such-option",
     ),
-    "crash at once": (lambda s: s.pool(max_queued_requests=33), [fault("crash_at_start")], "worker_ready(a)", "Error"),
     "crash after a while": (
         lambda s: s.pool(max_queued_requests=34),
         [fault("slow_load", factor=6), fault("oom_at_start")],
@@ -98,13 +99,11 @@ FAILURES: dict[str, tuple[Callable[[Site], None], list[Fault], str, str]] = {
         "long prompt",
     ),
     "never healthy": (
-        lambda s: s.pool(max_queued_requests=35, start_timeout_s=15),
+        lambda s: s.pool(max_queued_requests=35, start_timeout_s=40),
         [fault("never_healthy")],
         "worker_ready(a)",
         "503",
     ),
-    "smoke fails": (lambda s: s.pool(tool_call_parser=None, allow="L027"), [], "smoke_passed(a)", "tool_call_parser"),
-    "dead draft": (lambda s: s.pool(max_queued_requests=36), [fault("dead_draft")], "smoke_passed(a)", "pools.qwen38.draft"),
 }
 
 
@@ -125,7 +124,7 @@ def test_a_deploy_that_goes_wrong_ends_with_the_previous_release_serving(name: s
         heard.append(line)
         if "; undoing" in line:
             deployed.faults([])
-    out, _ = process.communicate(timeout=300)
+    out, _ = process.communicate(timeout=PATIENCE)
     deployed.faults([])
     said = "".join(heard)
     assert process.returncode == 1, said + out
@@ -155,47 +154,69 @@ def test_an_image_that_is_not_there_is_named_and_nothing_else_is_touched(deploye
 
 
 def test_only_the_newest_three_releases_are_kept(deployed: Twin, site: Site) -> None:
-    for queued in (41, 42, 43):
-        site.pool(max_queued_requests=queued)
+    for delay in (11, 12, 13):  # of a restart, for which no worker restarts
+        site.pool(restart_delay_s=delay)
         site.well("deploy", "--host", "node1")
     assert len(deployed.exec("ls /opt/lodger/releases").stdout.split()) == 3
     assert deployed.exec("wc -l < /opt/lodger/history").stdout.strip() == "3"
 
 
-def test_a_crash_half_a_minute_after_each_start_ends_as_failed(deployed: Twin, site: Site) -> None:
+def test_checkout_older_than_what_is_deployed_is_refused(deployed: Twin, site: Site) -> None:
+    manifest = "/opt/lodger/current/manifest.json"
+    kept = deployed.exec(["cat", manifest]).stdout
+    deployed.exec(["sed", "-i", 's/"revision": "[^"]*"/"revision": "' + "c" * 40 + '"/', manifest])
+    ours = "find /opt/lodger /var/lib/lodger /etc/systemd/system/lodger-* -exec stat -c '%n %s %f' {} + 2>/dev/null | sort"
+    before, stands = judge.snapshot(deployed), deployed.exec(ours).stdout
+    try:
+        ran = site.ops("deploy", "--host", "node1", "--json")
+        assert ran.code == 3, str(ran)
+        assert "newer than this checkout" in ran.one["error"]["what"]
+        assert "--force" in ran.one["error"]["hint"]
+        assert judge.difference(before, judge.snapshot(deployed)) == []
+        assert deployed.exec(ours).stdout == stands
+        assert site.well("deploy", "--host", "node1", "--json", "--force").one["outcome"] == "satisfied"
+    finally:
+        deployed.write(manifest, kept)
+
+
+@pytest.fixture
+def hasty(lab: Lab, site: Site) -> Twin:
+    """node1 serving with a worker that systemd gives up after its second crash; tests leave it so."""
     site.pool(restart_delay_s=1, restart_burst=2, max_queued_requests=44)
     site.well("deploy", "--host", "node1")
-    deployed.clock(1)
+    return ready(lab, "node1")
+
+
+def test_a_crash_half_a_minute_after_each_start_ends_as_failed(hasty: Twin, site: Site) -> None:
+    hasty.clock(1)
     try:
-        deployed.faults([fault("crash_at_start")])
-        deployed.exec("docker kill lodger-worker-a")
+        hasty.faults([fault("crash_at_start")])
+        hasty.exec("docker kill lodger-worker-a")
         state = "systemctl show -p ActiveState,Result,NRestarts lodger-worker-a"
-        deployed.exec(f"for i in $(seq 240); do {state} | grep -q =failed && exit 0; sleep 1; done; exit 1", timeout=250)
-        assert "failed" in deployed.exec("systemctl is-failed lodger-worker-a", check=False).stdout
-        assert "Error" in deployed.exec("journalctl -u lodger-worker-a -n 60 -o cat").stdout
+        hasty.exec(f"until {state} | grep -q =failed; do sleep 1; done")
+        assert "failed" in hasty.exec("systemctl is-failed lodger-worker-a", check=False).stdout
+        assert "Error" in hasty.exec("journalctl -u lodger-worker-a -n 60 -o cat").stdout
     finally:
-        deployed.faults([])
-        deployed.clock(20)
+        hasty.faults([])
+        hasty.clock(20)
         site.well("deploy", "--host", "node1")
 
 
-def test_an_undo_ends_when_systemd_gives_up_the_previous_release_and_shows_its_last_lines(deployed: Twin, site: Site) -> None:
-    site.pool(restart_delay_s=1, restart_burst=2, max_queued_requests=45)
-    site.well("deploy", "--host", "node1")
+def test_an_undo_ends_when_systemd_gives_up_the_previous_release_and_shows_its_last_lines(hasty: Twin, site: Site) -> None:
+    was = (site.hosts / "fleet.yml").read_text()
     site.pool(max_queued_requests=46)
     try:
-        deployed.faults([fault("crash_at_start")])
-        start = time.monotonic()
-        ran = site.ops("deploy", "--host", "node1", "--json")
-        assert time.monotonic() - start < 180, "the start of a worker may take 20 minutes"
+        hasty.faults([fault("crash_at_start")])
+        ran = site.ops("deploy", "--host", "node1", "--json")  # the start of a worker may take 20 minutes
         assert (ran.code, ran.one["outcome"]) == (4, "undo failed"), str(ran)
         assert "worker-a is not ready again" in ran.one["error"]["cause"]
         assert "lodger-worker-a.service failed (exit-code) and is not started again" in ran.one["error"]["cause"]
         assert "seen last:" in ran.err
     finally:
-        deployed.faults([])
+        hasty.faults([])
+        (site.hosts / "fleet.yml").write_text(was)
         site.well("deploy", "--host", "node1")
-    assert serves(deployed, 30000)
+    assert serves(hasty, 30000)
 
 
 def test_a_first_deploy_that_goes_wrong_leaves_the_host_as_it_was(fresh: Fresh, site: Site) -> None:
@@ -235,11 +256,3 @@ def test_rollback_goes_one_release_back_each_time_and_ends_at_the_neighbour(fres
     ran = site.ops("rollback", "--host", "node1")
     assert ran.code == 3
     assert "nothing to roll back" in ran.err
-
-
-def test_rollback_on_the_other_host_brings_the_replaced_unit_back(fresh: Fresh, site: Site) -> None:
-    twin = fresh("node2")
-    site.well("deploy", "--host", "node2")
-    assert twin.exec("systemctl is-enabled vllm-qwen", check=False).stdout.strip() == "disabled"
-    site.well("rollback", "--host", "node2")
-    assert twin.exec("systemctl is-active vllm-qwen; systemctl is-enabled vllm-qwen").stdout.split() == ["active", "enabled"]

@@ -16,6 +16,7 @@ from lab.mounts import dead_mount
 from lab.twin import Twin
 from tests.twins.site import Ran, Site, serves
 
+TWINS = ("node1",)
 OLD = "545.23.06"
 OURS = "ls -d /opt/lodger /var/lib/lodger /etc/lodger /etc/systemd/system/lodger-* 2>/dev/null; docker ps -aq | sort"
 

@@ -14,9 +14,11 @@ import pytest
 from lab.hub import Hub, commit
 from lab.hub import server as hub_server
 from lab.lab import Lab
+from lab.run import PATIENCE, wait_until
 from lab.twin import Twin
 from tests.twins.site import Ran, Site
 
+TWINS = ()
 MIB = 1 << 20
 MODEL, SOURCE, FOLDER = "tiny", "lab/tiny", "/data/models/Tiny"
 UNIT = f"lodger-fetch-{MODEL}.service"
@@ -45,7 +47,7 @@ class Shelf:
     node2: Twin
 
     def fetch(self, *words: str, host: str = "node1") -> Ran:
-        return self.site.ops("fetch", "--host", host, "--model", MODEL, "--json", *words, timeout=120)
+        return self.site.ops("fetch", "--host", host, "--model", MODEL, "--json", *words)
 
     def well(self, *words: str, host: str = "node1") -> Ran:
         ran = self.fetch(*words, host=host)
@@ -69,12 +71,6 @@ class Shelf:
         return self.node1.exec(
             f"find {FOLDER} -path {FOLDER}/.lodger -prune -o -type f -print 2>/dev/null || true"
         ).stdout.split()
-
-    def wait_until(self, true: Callable[[], bool], what: str) -> None:
-        end = time.monotonic() + 30
-        while not true():
-            assert time.monotonic() < end, what
-            time.sleep(0.1)
 
     def at_work(self) -> bool:
         return self.node1.exec(["systemctl", "is-active", UNIT], check=False).stdout.strip() in {"active", "activating"}
@@ -210,18 +206,18 @@ def test_ten_kills_at_random_moments_cost_little_and_lose_nothing(shelf: Shelf) 
 def test_two_at_once_are_one(shelf: Shelf) -> None:
     shelf.hub.faults({"kind": "slow", "rate": 15 * MIB})
     both = [shelf.site.start("fetch", "--host", "node1", "--model", MODEL) for _ in range(2)]
-    ended = [(*process.communicate(timeout=60), process.returncode) for process in both]
+    ended = [(*process.communicate(timeout=PATIENCE), process.returncode) for process in both]
     assert [code for *_, code in ended] == [0, 0], ended
     assert shelf.wrong() == []
     assert shelf.sent("modelscope") == SIZE
 
 
 def test_whoever_leaves_can_come_back_or_stop_it(shelf: Shelf) -> None:
-    shelf.hub.faults({"kind": "slow", "rate": MIB})
+    shelf.hub.faults({"kind": "slow", "rate": MIB // 8})
     process = shelf.site.start("fetch", "--host", "node1", "--model", MODEL)
-    shelf.wait_until(lambda: shelf.sent("modelscope") > 0, "the fetch begins")
+    wait_until(lambda: shelf.sent("modelscope") > 0, "the fetch begins")
     process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=30)
+    _, err = process.communicate(timeout=PATIENCE)
     assert process.returncode == 1, err
     assert "goes on" in err, err
     assert shelf.at_work()
@@ -237,11 +233,11 @@ def test_whoever_leaves_can_come_back_or_stop_it(shelf: Shelf) -> None:
 
 def test_a_disk_that_fills_up_meanwhile_is_said_and_nothing_is_lost(shelf: Shelf) -> None:
     shelf.node1.exec(f"mkdir -p {FOLDER} && mount -t tmpfs -o size=32m tmpfs {FOLDER}")
-    shelf.hub.faults({"kind": "slow", "rate": 10 * MIB})
+    shelf.hub.faults({"kind": "slow", "rate": 3 * MIB})
     process = shelf.site.start("fetch", "--host", "node1", "--model", MODEL)
-    shelf.wait_until(lambda: shelf.sent("modelscope") > 4 * MIB, "the fetch begins")
+    wait_until(lambda: shelf.sent("modelscope") > 4 * MIB, "the fetch begins")
     shelf.node1.exec(f"fallocate -l 12M {FOLDER}/colleague")
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=PATIENCE)
     assert process.returncode == 1, err
     assert "cannot be written" in err, err
     assert "make room" in err, err

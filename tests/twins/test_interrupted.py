@@ -4,20 +4,34 @@ from __future__ import annotations
 
 import json
 import signal
-import subprocess
+from dataclasses import dataclass
 
 import pytest
 
 from lab import judge
 from lab.driver import faults
 from lab.lab import Lab
-from lab.run import wait_until
+from lab.run import PATIENCE, wait_until
 from lab.twin import Twin
 from lodger.run import journal
-from tests.twins.site import REPLACED, Fresh, Ran, Site, declared, foreign_changes, given_back, loaded_driver, serves
+from tests.twins.product import Process
+from tests.twins.site import (
+    REPLACED,
+    Fresh,
+    Ran,
+    Site,
+    declared,
+    foreign_changes,
+    given_back,
+    loaded_driver,
+    others_deployed,
+    serves,
+)
+
+TWINS = ()
 
 
-def until(process: subprocess.Popen[str], words: str) -> str:
+def until(process: Process, words: str) -> str:
     """Read the run's progress until a line has `words`; return what was read."""
     heard = []
     assert process.stderr is not None
@@ -45,15 +59,15 @@ MOMENTS = {
 # before, is a race: here `cat` wins.
 HALF_A_LEDGER = """
 import os, signal, time
-from lodger import transport
-def half(channel, data, right=transport._feed):
+from lodger.host import ssh
+def half(channel, data, right=ssh._feed):
     if data is not None and b'"stops": ["' in data:
         channel.sendall(data[: len(data) // 2])
         channel.shutdown_write()
         time.sleep(1)
         os.kill(os.getpid(), signal.SIGKILL)
     right(channel, data)
-transport._feed = half
+ssh._feed = half
 """
 
 
@@ -71,12 +85,11 @@ def test_a_ledger_that_is_cut_off_on_its_way_leaves_the_one_before(fresh: Fresh,
 
 
 # `lab.crash --scenario deploy` strikes at all others.
-@pytest.mark.parametrize("moment", ["after the neighbour stopped", "while the engine starts"])
-def test_a_killed_deploy_is_finished_by_the_next_one(moment: str, fresh: Fresh, site: Site) -> None:
+def test_a_killed_deploy_is_finished_by_the_next_one(fresh: Fresh, site: Site) -> None:
     twin = fresh("node1")
     before = judge.snapshot(twin)
     process = site.start("deploy", "--host", "node1")
-    until(process, MOMENTS[moment])
+    until(process, MOMENTS["after the neighbour stopped"])
     process.send_signal(signal.SIGKILL)
     process.wait()
 
@@ -101,10 +114,10 @@ def test_a_step_that_outlives_the_ctrl_c_is_waited_for_before_it_is_undone(lab: 
     process = site.start("runbook", "driver-upgrade", "--host", "node1")
     heard = until(process, "satisfied    gpus_released")
     installing = "systemctl list-units --plain --no-legend lodger-step-driver-install.service"
-    wait_until(lambda: bool(twin.exec(installing).stdout), "the installation", timeout=60, pause=0.5)
+    wait_until(lambda: bool(twin.exec(installing).stdout), "the installation", pause=0.2)
     faults.switch_off(twin)
     process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=240)
+    out, err = process.communicate(timeout=PATIENCE)
 
     assert process.returncode == 1, f"{out}\n{heard}{err}"
     assert "the host is as it was before" in out
@@ -143,7 +156,7 @@ def test_a_run_that_is_asked_to_stop_undoes_what_it_did(fresh: Fresh, site: Site
     process = site.start("deploy", "--host", "node1", "--json")
     until(process, MOMENTS["while the engine starts"])
     process.send_signal(signal.SIGINT)  # SIGTERM is handled by the same hand: tests/unit/test_cli.py
-    out, err = process.communicate(timeout=240)
+    out, err = process.communicate(timeout=PATIENCE)
     ran = Ran(process.returncode, out, err)
     assert ran.code == 1, str(ran)
     assert "interrupted" in ran.one["error"]["what"]
@@ -159,7 +172,7 @@ def test_a_dropped_connection_is_made_again_and_the_run_goes_on(fresh: Fresh, si
     for moment in ("while the image is pulled", "after the neighbour stopped", "while the engine starts"):
         until(process, MOMENTS[moment])
         twin.exec("pkill -KILL -f '[s]shd: operator'")
-    out, err = process.communicate(timeout=240)
+    out, err = process.communicate(timeout=PATIENCE)
     ran = Ran(process.returncode, out, err)
     assert ran.code == 0, str(ran)
     assert "connecting again" in ran.err
@@ -168,41 +181,53 @@ def test_a_dropped_connection_is_made_again_and_the_run_goes_on(fresh: Fresh, si
     assert foreign_changes(before, judge.snapshot(twin), REPLACED["node1"]) == []
 
 
-def test_a_second_run_at_the_same_time_is_refused(fresh: Fresh, site: Site) -> None:
-    fresh("node1")
-    first = site.start("deploy", "--host", "node1", "--json")
-    until(first, MOMENTS["before the neighbour stops"])
-    second = site.ops("deploy", "--host", "node1", "--json", "--break-lock")
-    assert second.code == 3, str(second)
-    assert "another run holds this host" in second.one["error"]["what"]
-    out, err = first.communicate(timeout=240)
-    assert first.returncode == 0, out + err
+@dataclass(frozen=True)
+class Watched:
+    """A first deploy of node1, during which somebody tries another one, and a colleague's container stops."""
+
+    twin: Twin
+    site: Site
+    ran: Ran
+    second: Ran
 
 
-def test_something_foreign_that_stops_meanwhile_is_named_and_the_goal_stays(fresh: Fresh, site: Site) -> None:
-    twin = fresh("node1")
+@pytest.fixture(scope="module")
+def watched(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Watched:
+    lab.reset(["node1", *others_deployed(lab, "node1")])
+    site, twin = Site(lab, tmp_path_factory.mktemp("watched")), lab.twin("node1")
     process = site.start("deploy", "--host", "node1", "--json")
+    until(process, MOMENTS["before the neighbour stops"])
+    second = site.ops("deploy", "--host", "node1", "--json", "--break-lock")
     until(process, MOMENTS["after the neighbour stopped"])
     twin.exec(
         "docker stop -t 1 colleague-notebook && docker run -d --name colleague-new $(docker inspect -f '{{.Config.Image}}' colleague-notebook) sleep 999"
     )
-    out, err = process.communicate(timeout=240)
-    assert process.returncode == 1, out + err
-    (result,) = json.loads(out)
+    out, err = process.communicate(timeout=PATIENCE)
+    return Watched(twin, site, Ran(process.returncode, out, err), second)
+
+
+def test_a_second_run_at_the_same_time_is_refused(watched: Watched) -> None:
+    assert watched.second.code == 3, str(watched.second)
+    assert "another run holds this host" in watched.second.one["error"]["what"]
+    assert watched.ran.one["outcome"] == "done", str(watched.ran)
+
+
+def test_something_foreign_that_stops_meanwhile_is_named_and_the_goal_stays(watched: Watched) -> None:
+    assert watched.ran.code == 1, str(watched.ran)
+    result = watched.ran.one
     assert result["outcome"] == "done"
     assert any("colleague-notebook" in line for line in result["footprint"]["lost"])
     assert any("colleague-new" in line for line in result["footprint"]["new"])
-    assert serves(twin, 30000)
+    assert serves(watched.twin, 30000)
 
 
-def test_every_run_leaves_a_journal_whose_chain_holds_and_a_copy_on_the_host(fresh: Fresh, site: Site) -> None:
-    twin = fresh("node1")
-    done = site.well("deploy", "--host", "node1", "--json").one
-    path = site.journal / done["journal"] / "events.jsonl"
+def test_every_run_leaves_a_journal_whose_chain_holds_and_a_copy_on_the_host(watched: Watched) -> None:
+    name = watched.ran.one["journal"]
+    path = watched.site.journal / name / "events.jsonl"
     journal.verify(path)
     events = list(journal.read(path))
     commands = [event for event in events if event["event"] == "command"]
     results = [event for event in events if event["event"] in {"result", "check"}]
     assert len(commands) == len(results) > 5
-    copy = twin.exec(f"cat /var/lib/lodger/journal/{done['journal']}.jsonl").stdout
+    copy = watched.twin.exec(f"cat /var/lib/lodger/journal/{name}.jsonl").stdout
     assert path.read_text().startswith(copy)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -15,11 +17,11 @@ from tests.twins.site import Site
 _OUTSIDE = ("lab", "pin")  # the session has its own lab, and the real registry is out of reach: each has tests of its own
 
 
-def commands(name: str) -> list[str]:
-    """Return every `./ops` line in the shell blocks of a document, without its comment."""
+def commands(name: str, program: str = "./ops") -> list[str]:
+    """Return every line of ``program`` in the shell blocks of a document, without its comment."""
     blocks = re.findall(r"^```sh\n(.*?)^```", (CHECKOUT / name).read_text(), re.MULTILINE | re.DOTALL)
     lines = [line.split("#")[0].strip() for block in blocks for line in block.splitlines()]
-    return [line for line in lines if line.startswith("./ops ")]
+    return [line for line in lines if line.startswith(f"{program} ")]
 
 
 def test_commands_of_the_manual_do_what_it_says(lab: Lab, tmp_path: Path) -> None:
@@ -31,6 +33,16 @@ def test_commands_of_the_manual_do_what_it_says(lab: Lab, tmp_path: Path) -> Non
             site.well(*words)
             ran += 1
     assert ran >= 7
+
+
+def test_plain_invoke_runs_the_same_tasks(lab: Lab, tmp_path: Path) -> None:
+    site = Site(lab, tmp_path)
+    lines = commands("README-ops.md", "invoke")
+    assert [shlex.split(line)[1] for line in lines] == ["deploy", "runbook"]
+    for line in lines:
+        argv = [str(Path(sys.executable).with_name("invoke")), *shlex.split(line)[1:]]
+        ran = subprocess.run(argv, cwd=CHECKOUT, env=site.environment(), capture_output=True, text=True, check=False)
+        assert ran.returncode == 0, ran.stdout + ran.stderr
 
 
 @pytest.mark.parametrize("document", ["README.md", "README-ops.md"])

@@ -12,6 +12,7 @@ from lab.lab import Lab
 from lodger import inventory
 from lodger.inventory.pin import pin
 
+TWINS = ()
 HOSTS = Path(__file__).parents[2] / "hosts"
 
 

@@ -20,6 +20,7 @@ from lodger.release.quoting import exec_word
 from lodger.release.render import render
 from lodger.release.service import Release
 
+TWINS = ()
 HOSTS = Path(__file__).parents[2] / "hosts"
 NASTY = [
     "$HOME ${HOME:-x} $$ $(id) `id`",

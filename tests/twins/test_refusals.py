@@ -7,7 +7,6 @@ import json
 import shutil
 import socket
 import subprocess
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,12 +15,14 @@ import pytest
 
 from lab import judge
 from lab.lab import Lab
+from lab.run import PATIENCE, wait_until
 from lab.twin import Twin
 from lodger.host.command import run
 from lodger.host.ssh import Ssh
 from lodger.inventory.load import load
 from tests.twins.site import Ran, Site
 
+TWINS = ("node1",)
 OURS = "find /opt/lodger /var/lib/lodger /etc/systemd/system/lodger-* -exec stat -c '%n %s %f' {} + 2>/dev/null | sort"
 
 
@@ -70,19 +71,21 @@ def test_host_that_answers_and_goes_silent(site: Site) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         site.edit("node1", lambda host: host.update(address="127.0.0.1"))
         ssh(site, port=server.getsockname()[1])
-        start = time.monotonic()
         one_sentence(site.ops("deploy", "--host", "node1", "--json"), 1, "cannot be reached")
-        assert time.monotonic() - start < 60
 
 
 def test_host_that_falls_silent_during_a_command_is_given_up(site: Site, clean: Twin) -> None:
-    process = site.start("plan", "--host", "node1", "--json")
-    clean.exec("timeout 20 sh -c 'until pgrep -f [l]odger-fact >/dev/null; do sleep 0.02; done'")
-    clean.pause()
+    asked, smi = "/run/asked", "/usr/bin/nvidia-smi"
+    clean.exec(f"mv {smi} {smi}.away")
+    clean.write(smi, f"#!/bin/sh\ntouch {asked}\nexec sleep 3600\n", "755")
     try:
-        out, err = process.communicate(timeout=120)
+        process = site.start("plan", "--host", "node1", "--json")
+        wait_until(lambda: clean.exec(["test", "-e", asked], check=False).returncode == 0, "a fact is read")
+        clean.pause()
+        out, err = process.communicate(timeout=PATIENCE)
     finally:
         clean.unpause()
+        clean.exec(f"mv {smi}.away {smi}; rm {asked}; pkill -x sleep || true")
     one_sentence(Ran(process.returncode, out, err), 1, "silent")
 
 
@@ -351,16 +354,3 @@ def test_host_file_of_another_model_is_checked_before_anything_else(site: Site, 
         ran = site.ops("deploy", "--host", "node1")
     assert ran.code == 2
     assert "gpus" in ran.err
-
-
-def test_checkout_older_than_what_is_deployed(site: Site, clean: Twin) -> None:
-    site.well("deploy", "--host", "node1")
-    try:
-        manifest = "/opt/lodger/current/manifest.json"
-        clean.exec(["sed", "-i", 's/"revision": "[^"]*"/"revision": "' + "c" * 40 + '"/', manifest])
-        with untouched(clean):
-            one_sentence(site.ops("deploy", "--host", "node1", "--json"), 3, "newer than this checkout", "--force")
-        assert site.well("deploy", "--host", "node1", "--json", "--force").one["outcome"] == "satisfied"
-    finally:
-        clean.exec(["sed", "-i", 's/"revision": "[^"]*"/"revision": "unknown"/', manifest])
-        site.well("rollback", "--host", "node1")

@@ -11,6 +11,7 @@ from lab import judge
 from lab.twin import Twin
 from tests.twins.site import Fresh, Site, serves
 
+TWINS = ("node1",)
 THREE_STEPS = """---
 title: A note for whoever logs in
 hosts: [node1]
@@ -169,9 +170,9 @@ def test_a_reboot_takes_everybody_down_in_order_and_brings_everybody_back(fresh:
     assert site.ops("journal", "--verify").code == 0
 
 
-def test_a_changed_journal_line_is_found(site: Site, node1: Twin) -> None:
-    del node1
-    site.ops("deploy", "--host", "node1", "--hosts-dir", str(site.hosts))
+def test_a_changed_journal_line_is_found(written: Callable[[str], str], site: Site, node1: Twin) -> None:
+    node1.exec("rm -rf /var/tmp/note")
+    site.well("runbook", written("chmod 640 /var/tmp/note/text"), "--hosts-dir", str(site.hosts))
     (path,) = site.journal.glob("*/events.jsonl")
     path.write_text(path.read_text().replace('"event": "begin"', '"event": "began"'))
     ran = site.ops("journal", "--verify")

@@ -20,8 +20,10 @@ from pathlib import Path
 import pytest
 import yaml
 
+from lab.run import PATIENCE
 from lodger.engines.client import Client
-from lodger.engines.sglang.smoke import Expectation, SmokeCheck, SmokeReport, smoke
+from lodger.engines.sglang.smoke import smoke
+from lodger.engines.sglang.smoke_judgements import Expectation, SmokeCheck, SmokeReport
 from lodger.inventory import Fleet, Host
 from lodger.inventory.load import load
 from lodger.release.render import render
@@ -29,7 +31,6 @@ from lodger.release.render import render
 ROOT = Path(__file__).resolve().parents[2]
 ENGINE = ROOT / "lab" / "engine"
 CLOCK = "60"  # times faster than real: a start takes a second or two
-START_DEADLINE = 90.0
 
 
 @pytest.fixture(scope="module")
@@ -110,7 +111,7 @@ def engine(words: list[str], gpus: int, folder: Path, faults: list[dict[str, obj
         )
     try:
         client = Client(f"http://127.0.0.1:{words[words.index('--port') + 1]}")
-        deadline = time.monotonic() + START_DEADLINE
+        deadline = time.monotonic() + PATIENCE
         while not client.get("/health", 25).ok:
             assert process.poll() is None, log.read_text()[-2000:]
             assert time.monotonic() < deadline, log.read_text()[-2000:]
@@ -119,7 +120,7 @@ def engine(words: list[str], gpus: int, folder: Path, faults: list[dict[str, obj
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
-        process.wait(10)
+        process.wait(PATIENCE)
 
 
 Smoked = Callable[..., SmokeReport]
@@ -160,7 +161,6 @@ def told(checks: tuple[SmokeCheck, ...]) -> list[str]:
 
 
 def test_a_worker_that_serves_what_is_declared_passes(smoked: Smoked) -> None:
-    start = time.monotonic()
     report = smoked()
     assert told(report.failures) == []
     names = {check.name for check in report.checks}
@@ -171,7 +171,6 @@ def test_a_worker_that_serves_what_is_declared_passes(smoked: Smoked) -> None:
     assert "42" in report.reply
     assert report.ttft_s is not None
     assert report.tokens_per_s is not None
-    assert time.monotonic() - start < 60
 
 
 @pytest.mark.parametrize(

@@ -11,13 +11,14 @@ from typing import Any
 import pytest
 
 from lab.lab import Lab
-from lab.run import CHECKOUT
+from lab.run import CHECKOUT, PATIENCE
 from lodger.host.command import Command
 from lodger.host.ssh import Ssh
 from lodger.inventory import Fleet, Host
 from lodger.inventory.load import load
 from lodger.run import witness
 
+TWINS = ("node1",)
 WORKER = "lodger-worker-a"
 UNIT = f"/etc/systemd/system/{WORKER}.service"
 
@@ -31,7 +32,7 @@ def fleet(lab: Lab) -> Fleet:
         env={**os.environ, "LODGER_HOSTS": str(lab.overlay)},
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=PATIENCE,
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
@@ -83,7 +84,7 @@ def test_a_worker_that_is_still_being_brought_back_is_no_stray(fleet: Fleet, ssh
         ),
         (
             """echo '[{"fault": "never_healthy"}]' > /run/gpu-sim/faults.json
-            timeout 20 sh -c 'until curl -s -i 127.0.0.1:30000/health | grep -q 503; do sleep 0.1; done' """,
+            timeout 600 sh -c 'until curl -s -i 127.0.0.1:30000/health | grep -q 503; do sleep 0.1; done' """,
             "echo '[]' > /run/gpu-sim/faults.json",
             ["test_worker.py::test_it_is_healthy_at_its_own_address[a]"],
         ),

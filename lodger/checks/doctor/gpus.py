@@ -41,10 +41,11 @@ def holders(at: HostReading) -> Iterator[DoctorFinding]:
     """See that whoever has a GPU open is ours or named in the inventory, and memory that is taken has an owner."""
     read, host = at.read, at.host
     who = owners(read)
-    named = declared(host).keys()
+    named = declared(host)
+    staying = {owner for owner, one in named.items() if one.policy != "replace"}
     known: list[str] = []
     opened: set[int] = set()  # GPUs that somebody has open
-    others: set[int] = set()  # GPUs that somebody has open who is no neighbour
+    others: set[int] = set()  # GPUs that somebody has open who is no neighbour that stays
     for process in read[facts.PROCESSES].values():
         if not process.devices:
             continue
@@ -59,9 +60,8 @@ def holders(at: HostReading) -> Iterator[DoctorFinding]:
             known.append(f"pid {process.pid} ({owner})")
             continue
         opened |= set(process.gpus)
-        neighbour = bool(names(owner, read) & named)
-        others |= set() if neighbour else set(process.gpus)
-        if neighbour or is_ours(owner, read, host.name):
+        others |= set() if names(owner, read) & staying else set(process.gpus)
+        if names(owner, read) & named.keys() or is_ours(owner, read, host.name):
             known.append(f"pid {process.pid} ({owner})")
         elif set(process.gpus) & at.serving:
             todo = f"a deploy refuses: ask {process.user} to stop it, or name it under `neighbours:`"

@@ -8,7 +8,7 @@ from typing import Any
 
 from lodger import capacity
 from lodger.engines.sglang.capacity.subject import SglangSubject
-from lodger.engines.sglang.smoke import Expectation
+from lodger.engines.sglang.smoke_judgements import Expectation
 from lodger.engines.smoke import Ask, SmokeFigures
 from lodger.errors import Refused, StateFailed
 from lodger.host.command import Secret

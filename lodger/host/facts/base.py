@@ -63,7 +63,7 @@ class Facts:
                 self._parsed[fact.name] = fact.parse(text)
             except (ValueError, KeyError, IndexError, TypeError) as error:
                 raise Unreadable(
-                    f"{fact.name} reads strangely", cause=f"{error}: {text.strip()[:200]!r}", host=self.host
+                    f"{fact.name} was read, but its form is not known", cause=f"{error}: {text.strip()[:200]!r}", host=self.host
                 ) from error
         value: T = self._parsed[fact.name]
         return value
@@ -160,7 +160,7 @@ if [ -z "$lodger_again" ]; then
         lodger_begun="$lodger_begun $lodger_lane:$!"
     done
     for lodger_lane in $lodger_begun; do
-        if wait "${{lodger_lane#*:}}"; then lodger_whole="$lodger_whole /proc/self/fd/${{lodger_lane%:*}}"
+        if wait "${{lodger_lane#*:}}" 2>/dev/null; then lodger_whole="$lodger_whole /proc/self/fd/${{lodger_lane%:*}}"
         else lodger_again="$lodger_again ${{lodger_lane%:*}}"; fi
     done
     [ -z "$lodger_whole" ] || cat $lodger_whole || lodger_again='{words}'

@@ -154,12 +154,10 @@ _INSPECT = "[" + ",".join(f"{{{{json .{name}}}}}" for name in _INSPECTED) + "]"
 CONTAINERS = Fact(
     "containers",
     f"""command -v docker >/dev/null || exit 0
-{_DIRECT}ids=
-if said=$(ask -f 'http://docker/containers/json?all=1'); then
-    ids=$(printf '%s\\n' "$said" | grep -oE '"Id":"[0-9a-f]{{64}}"' | cut -d '"' -f 4)
-else
-    ids=$(docker ps -aq --no-trunc) || exit 1
-fi
+{_DIRECT}said=$(ask -f 'http://docker/containers/json?all=1')
+[ "$said" != '[]' ] || exit 0
+ids=$(printf '%s\\n' "$said" | grep -oE '"Id":"[0-9a-f]{{64}}"' | cut -d '"' -f 4)
+[ -n "$ids" ] || ids=$(docker ps -aq --no-trunc) || exit 1
 [ -z "$ids" ] || docker container inspect --format {quote([_INSPECT])} $ids 2>/dev/null || true""",
     _containers,
     takes=40,

@@ -281,9 +281,13 @@ def programs_snippet(programs: Sequence[str]) -> str:
     """
     names = " -o ".join(f"-lname {quote([name])}" for path in programs for name in (path, f"{path} (deleted)"))
     return f"""find /proc/[0-9]*/exe '(' {names} ')' -printf '%h %l\\n' 2>/dev/null | while read -r dir program _; do
-    [ "$dir/ns/mnt" -ef /proc/self/ns/mnt ] || continue
-    printf '@program %s %s %s\\n' "${{dir#/proc/}}" "$(awk '/^Uid:/ {{print $2; exit}}' "$dir/status" 2>/dev/null)" "$program"
-done"""
+    [ ! "$dir/ns/mnt" -ef /proc/self/ns/mnt ] || echo "${{dir#/proc/}} $dir/status $program"
+done | awk '{{
+    uid = ""
+    while ((getline line < $2) > 0) if (line ~ /^Uid:/) {{ split(line, words); uid = words[2]; break }}
+    close($2)
+    print "@program " $1 " " uid " " $3
+}}'"""
 
 
 SSHD = ("/usr/sbin/sshd", "/usr/lib/openssh/sshd-session", "/usr/libexec/openssh/sshd-session")
@@ -294,9 +298,8 @@ KNOWN_PROGRAMS = (*nvidia.DAEMON_PROGRAMS, *SSHD)
 
 # GPU holders are found by the links of /proc/*/fd, not by fuser: a process in a container may have a device node of its
 # own, which fuser does not match. Whose a unit of a user is, logind's folder for that user says: the owner of a folder in
-# /proc is root as soon as a process wants it.
-# own, which fuser does not match. However many processes there are, it takes the same few programs: awk itself reads the files
-# without NUL, and grep makes of each argument two records, the file's name and the argument.
+# /proc is root as soon as a process wants it. However many processes there are, it takes the same few programs: awk itself
+# reads the files without NUL, and grep makes of each argument two records, the file's name and the argument.
 PROCESSES = Fact(
     "processes",
     f"echo @programs\n{programs_snippet(KNOWN_PROGRAMS)}\nstat -c '@user %u %U' /run/user/[0-9]* 2>/dev/null\n"

@@ -9,6 +9,8 @@ from tests.twins.crash.harness import Point, strike
 from tests.twins.crash.scenarios import driver_upgrade
 from tests.twins.site import Site
 
+TWINS = ()
+
 
 # Without a worker of ours, which a test of test_driver_upgrade has: a deploy of it costs more than the upgrade.
 def test_an_upgrade_whose_controller_is_killed_while_dpkg_is_at_work_is_finished_by_the_next_run(

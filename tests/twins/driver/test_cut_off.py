@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from lab import judge
 from lab.driver import faults
+from lab.run import PATIENCE
 from lab.twin import Twin
 from tests.twins.driver.upgrade import (
     NEW,
@@ -15,14 +16,18 @@ from tests.twins.driver.upgrade import (
 )
 from tests.twins.site import Site
 
+TWINS = ()
 
-def test_a_link_lost_during_dpkg_is_no_harm(old: Twin, site: Site) -> None:
+
+def test_a_dpkg_that_is_locked_is_waited_for_and_a_link_lost_while_it_works_is_no_harm(old: Twin, site: Site) -> None:
     before = judge.snapshot(old)
     faults.switch_on(old, "slow-postinst", 2)
-    process = site.start(*UPGRADE)
-    old.exec("timeout 120 sh -c 'until systemctl is-active -q lodger-step-driver-install; do sleep 0.1; done'", timeout=130)
+    with faults.dpkg_locked(old):
+        process = site.start(*UPGRADE)
+        assert any("dpkg_free: dpkg is locked" in line for line in process.stderr)
+    old.exec("until systemctl is-active -q lodger-step-driver-install; do sleep 0.1; done")
     old.exec("pkill -KILL -f '[s]shd: operator'")
-    out, err = process.communicate(timeout=240)
+    out, err = process.communicate(timeout=PATIENCE)
     assert process.returncode == 0, out + err
     assert "connecting again" in err
     assert driver(old) == NEW
@@ -56,7 +61,7 @@ def test_a_reboot_in_mid_run_has_the_run_begin_again_with_the_first_state(old: T
         if "done         driver_installed" in line:
             break
     old.reboot()  # and with it everybody who was paused comes back
-    out, err = process.communicate(timeout=240)
+    out, err = process.communicate(timeout=PATIENCE)
     assert process.returncode == 0, out + err
     assert "the host has booted meanwhile" in err
     assert driver(old) == NEW

@@ -2,10 +2,10 @@
 
 from tests.twins.guards.guard import Guard
 
-PAUSE = "tests/twins/test_pause.py"
-OUTAGES = "tests/twins/test_outages.py"
-POOL = "tests/twins/test_pool.py"
-KEY = f"{POOL}::test_a_key_opens_the_pool_goes_back_with_its_release_and_stands_nowhere_else"
+PAUSE = "tests/twins/pool/test_pause.py"
+OUTAGES = "tests/twins/pool/test_outages.py"
+POOL = "tests/twins/pool/test_deploy.py"
+KEY = "tests/twins/test_api_key.py::test_a_key_opens_the_pool_goes_back_with_its_release_and_stands_nowhere_else"
 
 GUARDS = [
     Guard(

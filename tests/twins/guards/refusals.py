@@ -109,7 +109,7 @@ GUARDS = [
         "an older checkout",
         "if not self.contains(revision):",
         "if False:",
-        f"{REFUSALS}::test_checkout_older_than_what_is_deployed",
+        "tests/twins/test_deploy.py::test_checkout_older_than_what_is_deployed_is_refused",
     ),
     Guard(
         "bad usage",

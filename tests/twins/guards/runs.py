@@ -24,7 +24,7 @@ GUARDS = [
         "a dead controller's lock",
         "if gone:",
         "if False:",
-        f"{INTERRUPTED}::test_a_killed_deploy_is_finished_by_the_next_one[after the neighbour stopped]",
+        f"{INTERRUPTED}::test_a_killed_deploy_is_finished_by_the_next_one",
     ),
     Guard(
         "an undo left out",

@@ -5,6 +5,8 @@ from lab.twin import Twin
 from tests.twins.lab.registry import pull
 from tests.twins.site import Fresh
 
+TWINS = ("node2",)
+
 
 def smi(twin: Twin, query: str) -> list[list[str]]:
     answer = twin.exec(["nvidia-smi", query, "--format=csv,noheader,nounits"]).stdout

@@ -7,9 +7,10 @@ import pytest
 
 from lab import judge
 from lab.lab import Lab
-from lab.run import CHECKOUT
+from lab.run import CHECKOUT, PATIENCE
 from tests.twins.site import Fresh
 
+TWINS = ()
 HARM = {
     "a stopped foreign container": ("docker stop -t 0 colleague-notebook", "container colleague-notebook: status"),
     "a restarted foreign container": ("docker restart -t 0 colleague-notebook", "container colleague-notebook: started"),
@@ -70,7 +71,7 @@ def test_the_judge_is_silent_about_what_is_lodgers_and_about_logins(fresh: Fresh
     twin.exec("systemctl daemon-reload && systemctl enable -q --now lodger-worker-a")
     twin.exec("docker run -d --label io.lodger.host=node1 --name lodger-worker-a-engine-1 colleague/notebook:2024.1 sleep 60")
     subprocess.run(
-        [*twin.ssh(), "sudo -n systemctl daemon-reload; sudo -n docker ps"], capture_output=True, check=True, timeout=30
+        [*twin.ssh(), "sudo -n systemctl daemon-reload; sudo -n docker ps"], capture_output=True, check=True, timeout=PATIENCE
     )
     assert judge.difference(before, judge.snapshot(twin)) == []
 

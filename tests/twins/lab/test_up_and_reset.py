@@ -1,8 +1,6 @@
 """The lab mends what was killed, resets what was changed, keeps labs apart, and leaves nothing behind."""
 
-import os
 import shutil
-import signal
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -10,10 +8,12 @@ import pytest
 
 from lab import judge, system
 from lab.lab import Lab, forget_vanished
-from lab.run import CHECKOUT, LabError, run, wait_until
+from lab.run import CHECKOUT, LabError, run
 from lab.twin import Twin
 from tests.twins.lab.registry import digests, pull
 from tests.twins.site import Fresh
+
+TWINS = ()
 
 
 def test_up_mends_what_was_killed_and_keeps_what_was_deployed(lab: Lab, node1: Twin) -> None:
@@ -24,19 +24,6 @@ def test_up_mends_what_was_killed_and_keeps_what_was_deployed(lab: Lab, node1: T
     assert lab.status() == {"node1": "running", "node2": "running"}
     assert node1.exec("test -e /var/lib/marker; systemctl is-system-running").stdout.strip() == "running"
     assert digests(lab)
-
-
-@pytest.mark.alone  # all labs of the machine share the daemon
-def test_up_mends_a_killed_docker_daemon(lab: Lab, node1: Twin) -> None:
-    pid = system.daemon_pid()
-    if pid is None:
-        pytest.skip("the machine's own Docker daemon is in use; it is not ours to kill")
-    node1.exec("touch /var/lib/marker")
-    os.kill(pid, signal.SIGKILL)
-    wait_until(lambda: system.daemon_pid() is None, "the daemon dies", 10)
-    lab.up()
-    assert lab.status() == {"node1": "running", "node2": "running"}
-    assert node1.exec("test -e /var/lib/marker").returncode == 0
 
 
 def test_up_makes_anew_a_twin_that_was_left_half_built(lab: Lab, node1: Twin) -> None:

@@ -122,5 +122,5 @@ def test_without_the_models_files_there_is_no_floor_and_a_clear_refusal(fleet: F
     assert about is None
     assert capacity.floor(about) is None
     assert capacity.learn(about, 200_000) is None
-    with pytest.raises(InventoryError, match=r"nothing is known about the size of qwen3\.8-27b-dflash2"):
+    with pytest.raises(InventoryError, match=r"the size of qwen3\.8-27b-dflash2 cannot be computed"):
         SglangSubject.needed(fleet, host, worker)

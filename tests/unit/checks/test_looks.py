@@ -180,9 +180,10 @@ def test_a_look_at_what_would_be_asked_claims_nothing_of_the_host(fleet: Fleet, 
 def test_a_fetch_with_nothing_to_do_says_what_it_found(
     options: FetchOptions, found: str, fleet: Fleet, node1: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("LODGER_JOURNAL", str(tmp_path))
     monkeypatch.setattr("lodger.weights.session.Ssh", There)
     monkeypatch.setattr(Fetch, "run", lambda *_: None)
-    (done,) = fetch(fleet, [node1], None, options, journals=tmp_path)
+    (done,) = fetch(fleet, [node1], None, options)
     assert summary(done).startswith(f"node1: {found} (")
 
 

@@ -14,7 +14,7 @@ from lodger.host.ownership import declared
 from lodger.inventory import Host
 from lodger.states.gpus_free import GpusFree
 from tests.unit.checks.doctor.support_doctor import ROOT, patient
-from tests.unit.readings import HOST, base, driver, in_container, on_gpus, ours, process, program, readings
+from tests.unit.readings import HOST, base, container, driver, in_container, on_gpus, ours, process, program, readings
 from tests.unit.states.support_states import A
 from tests.unit.states.support_states import host as deploying
 
@@ -72,6 +72,13 @@ def test_neighbours_were_promised_memory_of_their_own_gpus_only(used: tuple[int,
     assert deploy_says(there, used, **CREATING) == too_much
     said = doctor_says(there, used, **CREATING)
     assert [one.measured for one in said] == ([too_much] if too_much else [])
+
+
+def test_a_neighbour_that_a_deploy_replaces_was_promised_nothing_and_takes_nothing_from_it(host: Host) -> None:
+    """It is stopped before the worker starts."""
+    old = container("qwen38-fp8-sglang")
+    there = {"containers": [old], "processes": [in_container(90, old, devices=on_gpus(0, 1, 2, 3))]}
+    assert doctor_says(host, (20000,) * 4, **there) == []
 
 
 def test_what_our_own_worker_holds_is_nobodys_excess(host: Host) -> None:

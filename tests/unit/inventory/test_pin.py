@@ -188,13 +188,6 @@ def test_moved_tag_is_shown_with_what_it_was(hosts: Path, registry: Registry) ->
     assert f"was {was}, is {registry.digest('lmsysorg/sglang:v0.5.19-cu129')}" in str(moved)
 
 
-def test_dry_run_says_the_same_and_writes_nothing(hosts: Path, registry: Registry) -> None:
-    before = (hosts / "fleet.yml").read_bytes()
-    dry = pin(hosts, dry_run=True)
-    assert (hosts / "fleet.yml").read_bytes() == before
-    assert pin(hosts) == dry
-
-
 def test_digest_of_one_platform_stays_while_the_tags_index_lists_it(hosts: Path, registry: Registry) -> None:
     present = inventory.load(hosts).images["sglang"].digest
     index = json.dumps({"manifests": [{"digest": digest("1")}, {"digest": present}]}).encode()

@@ -13,7 +13,7 @@ from lodger.engines import expectations
 from lodger.engines.pool import RouterEntry
 from lodger.engines.sglang import smoke_run
 from lodger.engines.sglang.capacity.subject import SglangSubject
-from lodger.engines.sglang.smoke import Expectation
+from lodger.engines.sglang.smoke_judgements import Expectation
 from lodger.errors import Refused
 from lodger.host import facts
 from lodger.host.facts.base import Facts

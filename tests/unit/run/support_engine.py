@@ -55,7 +55,7 @@ class Host:
     def forward(self, address: str, port: int) -> AbstractContextManager[int]:
         raise NotImplementedError
 
-    def reconnect(self, patience: float = 0) -> None:
+    def reconnect(self) -> None:
         raise NotImplementedError
 
 

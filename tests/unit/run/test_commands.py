@@ -40,7 +40,7 @@ class Shell:
     def forward(self, address: str, port: int) -> Any:
         raise NotImplementedError
 
-    def reconnect(self, patience: float = 0.0) -> None:
+    def reconnect(self) -> None:
         raise NotImplementedError
 
 

@@ -181,7 +181,7 @@ def test_a_journal_that_cannot_be_written_says_so_once_and_lets_the_undo_go_on(t
     assert [event["event"] for event in journal.read(log.path)] == ["begin"]
 
 
-def test_a_postmortem_says_who_stayed_down_and_what_the_witnesses_said(tmp_path: Path) -> None:
+def test_a_postmortem_says_who_stayed_down_and_what_the_witnesses_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     log = Journal(tmp_path, "20261129T140000.000Z-deploy-node1")
     log.write("begin", runbook="deploy", host="node1", operator="ops")
     log.write("intent", state="neighbour_replaced(old)", missing="old is running", stops=["container old"])
@@ -191,7 +191,8 @@ def test_a_postmortem_says_who_stayed_down_and_what_the_witnesses_said(tmp_path:
         "witness", state="worker_ready(a)", files=["test_worker.py"], disagree=["test_worker.py::test_x: no\n  well", "and: so"]
     )
     log.close()
-    document = history.postmortem("2026", tmp_path)
+    monkeypatch.setenv("LODGER_JOURNAL", str(tmp_path))
+    document = history.postmortem("2026")
     (down,) = [line for line in document.splitlines() if "container old: down" in line]
     assert down.endswith(" UTC on, not back in this run")
     assert "x...` |" in document

@@ -33,8 +33,7 @@ class Booting(Host):
             return Result(command, 1, "", "Connection reset by peer", 0.0)
         return super().run(command, on_line)
 
-    def reconnect(self, patience: float = 0) -> None:
-        del patience
+    def reconnect(self) -> None:
         self.power, self.boots = True, self.boots + 1
         self.holds.clear()
         boot = re.compile(r"[0-9a-f]{8}-[0-9a-f-]{27}")

@@ -28,7 +28,7 @@ def test_a_reading_that_fails_takes_no_other_with_it(fleet: Fleet, host: Host, f
 
 def test_what_hangs_is_an_error_and_what_reads_strangely_a_warning(fleet: Fleet, host: Host) -> None:
     only(damaged(patient(fleet, host), health.TOPOLOGY, health.KILLED, "half"), "topology", ERROR, "hangs")
-    only(damaged(patient(fleet, host), health.TOPOLOGY, 0, "a table of old"), "topology", WARNING, "reads strangely")
+    only(damaged(patient(fleet, host), health.TOPOLOGY, 0, "a table of old"), "topology", WARNING, "its form is not known")
 
 
 def test_a_driver_that_hangs_is_said_once_and_who_holds_it_is_still_named(fleet: Fleet, host: Host) -> None:

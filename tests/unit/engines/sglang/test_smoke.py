@@ -16,8 +16,8 @@ import pytest
 
 from lodger.checkout import CODE
 from lodger.engines.client import Answer, Client, Stream, StreamEvent, dig
-from lodger.engines.sglang import smoke
-from lodger.engines.sglang.smoke import EngineFacts, Expectation
+from lodger.engines.sglang import smoke, smoke_judgements, smoke_questions
+from lodger.engines.sglang.smoke_judgements import EngineFacts, Expectation
 from tests.unit.servers import answering, serving
 
 DATA = CODE / "tests/unit/data" / "smoke"
@@ -75,10 +75,10 @@ def test_a_recorded_stream_has_its_tokens_its_usage_and_its_end(streamed: Stream
 def test_a_stream_without_usage_is_complete_but_fails_the_check(streamed: Streamed) -> None:
     stream = streamed("st_no_usage")
     assert stream.complete
-    check = smoke.judge_stream(stream, EXPECT)
+    check = smoke_judgements.judge_stream(stream, EXPECT)
     assert not check.passed
     assert "no usage" in check.detail
-    assert smoke.judge_stream(streamed("long_first"), EXPECT).passed
+    assert smoke_judgements.judge_stream(streamed("long_first"), EXPECT).passed
 
 
 @pytest.mark.parametrize(
@@ -91,7 +91,7 @@ def test_a_stream_that_ends_early_with_http_200_is_a_failed_request(cut_at: byte
     with serving(answering(head + b"\r\n\r\n" + events[: events.index(cut_at)])) as server:
         stream = Client(server.url).stream({}, deadline=30)
     assert (stream.answer.status, stream.complete) == (200, False)
-    check = smoke.judge_stream(stream, EXPECT)
+    check = smoke_judgements.judge_stream(stream, EXPECT)
     assert not check.passed
     assert missing in check.detail
 
@@ -112,30 +112,30 @@ def test_an_error_event_in_a_stream_is_a_failed_request() -> None:
 
 def test_the_served_name_is_read_from_the_model_list(plain: Plain) -> None:
     models, info = plain("v1_models"), plain("model_info")
-    assert smoke.judge_names(models, info, EXPECT).passed
-    check = smoke.judge_names(models, info, replace(EXPECT, served_name="qwen4"))
+    assert smoke_judgements.judge_names(models, info, EXPECT).passed
+    check = smoke_judgements.judge_names(models, info, replace(EXPECT, served_name="qwen4"))
     assert not check.passed
     assert check.setting == "pools.qwen38.model"
     assert "serves qwen3.8-27b instead of qwen4" in check.detail
     refused = plain("apikey_nokey_chat")
     assert refused.trouble == "HTTP 401: Unauthorized"
-    assert not smoke.judge_names(refused, info, EXPECT).passed
+    assert not smoke_judgements.judge_names(refused, info, EXPECT).passed
 
 
 def test_the_context_length_is_what_the_server_tells_its_clients(plain: Plain) -> None:
-    assert smoke.judge_context(plain("v1_models"), EXPECT).passed
-    check = smoke.judge_context(plain("v1_models"), replace(EXPECT, context_length=131072))
+    assert smoke_judgements.judge_context(plain("v1_models"), EXPECT).passed
+    check = smoke_judgements.judge_context(plain("v1_models"), replace(EXPECT, context_length=131072))
     assert (check.passed, check.setting) == (False, "pools.qwen38.context_length")
 
 
 def test_only_the_effective_concurrency_counts(plain: Plain) -> None:
     facts = EngineFacts.of(plain("server_info_ngram").body)
-    assert smoke.judge_concurrency(facts, EXPECT).passed
+    assert smoke_judgements.judge_concurrency(facts, EXPECT).passed
     for declared, said in ((64, "only 48 of the declared 64"), (8, "the engine was not started with that setting")):
-        check = smoke.judge_concurrency(facts, replace(EXPECT, max_running_requests=declared))
+        check = smoke_judgements.judge_concurrency(facts, replace(EXPECT, max_running_requests=declared))
         assert (check.passed, check.setting) == (False, "pools.qwen38.max_running_requests")
         assert said in check.detail
-    assert not smoke.judge_concurrency(EngineFacts.of(None), EXPECT).passed
+    assert not smoke_judgements.judge_concurrency(EngineFacts.of(None), EXPECT).passed
 
 
 def test_no_key_of_the_server_is_kept(plain: Plain) -> None:
@@ -147,29 +147,31 @@ def test_no_key_of_the_server_is_kept(plain: Plain) -> None:
 
 def test_the_kv_pool_is_held_against_its_floor(plain: Plain) -> None:
     facts = EngineFacts.of(plain("server_info").body)
-    assert smoke.judge_kv_pool(facts, 3_615_086, EXPECT).passed
-    check = smoke.judge_kv_pool(facts, 3_615_087, EXPECT)
+    assert smoke_judgements.judge_kv_pool(facts, 3_615_086, EXPECT).passed
+    check = smoke_judgements.judge_kv_pool(facts, 3_615_087, EXPECT)
     assert (check.passed, check.setting) == (False, "pools.qwen38.mem_fraction_static")
 
 
 def test_known_answers_tell_garbage_from_language(plain: Plain) -> None:
     garbage = plain("ns_nothink")
     right = says(garbage, content="17 + 25 is 42.")
-    assert smoke.judge_sums([("17 + 25", "42", right)], EXPECT).passed
+    assert smoke_judgements.judge_sums([("17 + 25", "42", right)], EXPECT).passed
     for wrong in (garbage, says(garbage, content="It is 142."), says(garbage, content="It is 421.")):
-        check = smoke.judge_sums([("17 + 25", "42", right), ("17 + 25", "42", wrong)], EXPECT)
+        check = smoke_judgements.judge_sums([("17 + 25", "42", right), ("17 + 25", "42", wrong)], EXPECT)
         assert (check.passed, check.setting) == (False, "pools.qwen38.model")
-    swallowed = smoke.judge_sums([("17 + 25", "42", plain("ns_think"))], EXPECT)
+    swallowed = smoke_judgements.judge_sums([("17 + 25", "42", plain("ns_think"))], EXPECT)
     assert (swallowed.passed, swallowed.setting) == (False, "pools.qwen38.reasoning_parser")
-    assert "401" in smoke.judge_sums([("17 + 25", "42", plain("apikey_nokey_chat"))], EXPECT).detail
+    assert "401" in smoke_judgements.judge_sums([("17 + 25", "42", plain("apikey_nokey_chat"))], EXPECT).detail
 
 
 def test_thinking_belongs_into_reasoning_content(plain: Plain) -> None:
-    assert smoke.judge_thinking(plain("ns_think"), EXPECT).passed, "cut off while thinking: all of it is where it belongs"
-    assert smoke.judge_thinking(says(plain("ns_think"), content="42"), EXPECT).passed
+    assert smoke_judgements.judge_thinking(plain("ns_think"), EXPECT).passed, (
+        "cut off while thinking: all of it is where it belongs"
+    )
+    assert smoke_judgements.judge_thinking(says(plain("ns_think"), content="42"), EXPECT).passed
     left_in_content = plain("ns_think_then_answer")  # recorded with </think> in content
     for bad in (left_in_content, plain("ns_nothink"), says(plain("ns_think"))):
-        check = smoke.judge_thinking(bad, EXPECT)
+        check = smoke_judgements.judge_thinking(bad, EXPECT)
         assert (check.passed, check.setting) == (False, "pools.qwen38.reasoning_parser")
         assert "qwen3" in check.detail
 
@@ -178,37 +180,37 @@ def test_a_tool_call_belongs_into_tool_calls(plain: Plain) -> None:
     recorded = plain("tools_required")
     call = dig(recorded.body, "choices", 0, "message", "tool_calls", 0)
     call["function"] = {"name": "get_weather", "arguments": '{"city": "Paris"}'}
-    assert smoke.judge_tool_call(says(recorded, tool_calls=[call]), EXPECT).passed
+    assert smoke_judgements.judge_tool_call(says(recorded, tool_calls=[call]), EXPECT).passed
     text = "<tool_call>\n<function=get_weather>\n<parameter=city>\nParis\n</parameter>\n</function>\n</tool_call>"
-    as_text = smoke.judge_tool_call(says(plain("tools_auto"), content=text), replace(EXPECT, tool_call_parser=None))
+    as_text = smoke_judgements.judge_tool_call(says(plain("tools_auto"), content=text), replace(EXPECT, tool_call_parser=None))
     assert (as_text.passed, as_text.setting) == (False, "pools.qwen38.tool_call_parser")
     assert "left as text" in as_text.detail
     assert "declared is none" in as_text.detail
-    assert "no tool was called" in smoke.judge_tool_call(plain("tools_auto"), EXPECT).detail
-    assert "parsed wrongly" in smoke.judge_tool_call(plain("tools_required"), EXPECT).detail
+    assert "no tool was called" in smoke_judgements.judge_tool_call(plain("tools_auto"), EXPECT).detail
+    assert "parsed wrongly" in smoke_judgements.judge_tool_call(plain("tools_required"), EXPECT).detail
 
 
 def test_a_picture_must_be_seen(plain: Plain) -> None:
     reply = plain("ns_nothink")
-    assert smoke.judge_image(says(reply, content="It is Red."), EXPECT).passed
-    assert not smoke.judge_image(says(reply, content="I cannot see pictures, they are rendered."), EXPECT).passed
-    refused = smoke.judge_image(plain("err_overlong"), EXPECT)
+    assert smoke_judgements.judge_image(says(reply, content="It is Red."), EXPECT).passed
+    assert not smoke_judgements.judge_image(says(reply, content="I cannot see pictures, they are rendered."), EXPECT).passed
+    refused = smoke_judgements.judge_image(plain("err_overlong"), EXPECT)
     assert (refused.passed, refused.setting) == (False, "pools.qwen38.extra_args")
 
 
 def test_an_overlong_prompt_must_be_refused_plain_and_streamed(plain: Plain, streamed: Streamed) -> None:
     refused, refused_stream = plain("err_overlong"), streamed("err_overlong_stream").answer
-    assert smoke.judge_overlong(refused, refused_stream, EXPECT).passed
+    assert smoke_judgements.judge_overlong(refused, refused_stream, EXPECT).passed
     accepted = plain("err_unknown_model")
     for pair in ((accepted, refused_stream), (refused, accepted), (plain("apikey_nokey_chat"), refused_stream)):
-        check = smoke.judge_overlong(*pair, EXPECT)
+        check = smoke_judgements.judge_overlong(*pair, EXPECT)
         assert (check.passed, check.setting) == (False, "pools.qwen38.context_length")
 
 
 def test_a_dead_draft_shows_in_the_accept_length_alone(plain: Plain) -> None:
     alive, metrics = EngineFacts.of(plain("server_info_ngram").body), plain("metrics_ngram")
-    assert smoke.judge_accept_length(alive, metrics, 1.5, EXPECT).passed
-    check = smoke.judge_accept_length(replace(alive, avg_spec_accept_length=1.03), metrics, 1.5, EXPECT)
+    assert smoke_judgements.judge_accept_length(alive, metrics, 1.5, EXPECT).passed
+    check = smoke_judgements.judge_accept_length(replace(alive, avg_spec_accept_length=1.03), metrics, 1.5, EXPECT)
     assert (check.passed, check.setting) == (False, "pools.qwen38.draft")
     assert "1.03" in check.detail
 
@@ -216,20 +218,20 @@ def test_a_dead_draft_shows_in_the_accept_length_alone(plain: Plain) -> None:
 def test_without_server_info_the_accept_length_is_read_from_the_metrics(plain: Plain) -> None:
     silent = EngineFacts.of(plain("server_info").body)
     assert silent.avg_spec_accept_length is None
-    assert smoke.metric(plain("metrics_ngram").text, "sglang:spec_accept_length") == 7.0
-    assert smoke.judge_accept_length(silent, plain("metrics_ngram"), 1.5, EXPECT).passed
-    assert not smoke.judge_accept_length(silent, plain("apikey_nokey_chat"), 1.5, EXPECT).passed
+    assert smoke_judgements.metric(plain("metrics_ngram").text, "sglang:spec_accept_length") == 7.0
+    assert smoke_judgements.judge_accept_length(silent, plain("metrics_ngram"), 1.5, EXPECT).passed
+    assert not smoke_judgements.judge_accept_length(silent, plain("apikey_nokey_chat"), 1.5, EXPECT).passed
 
 
 def test_one_broken_long_prompt_or_an_engine_unwell_after_them_fails_the_soak(plain: Plain, streamed: Streamed) -> None:
     well, stream = plain("model_info"), streamed("long_first")
     good = (stream.content[:5], stream)
-    assert smoke.judge_soak([good, good], well, EXPECT).passed
+    assert smoke_judgements.judge_soak([good, good], well, EXPECT).passed
     broken = (good[0], replace(stream, done=False))
     for found, health in (([good, broken], well), ([good, good], plain("apikey_nokey_chat"))):
-        check = smoke.judge_soak(found, health, EXPECT)
+        check = smoke_judgements.judge_soak(found, health, EXPECT)
         assert (check.passed, check.setting) == (False, "pools.qwen38.mem_fraction_static")
-    garbled = smoke.judge_soak([good, ("48213", stream)], well, EXPECT)
+    garbled = smoke_judgements.judge_soak([good, ("48213", stream)], well, EXPECT)
     assert (garbled.passed, garbled.setting) == (False, "pools.qwen38.model")
 
 
@@ -240,7 +242,7 @@ def test_a_setting_of_the_worker_itself_is_named_where_it_stands() -> None:
 
 
 def test_a_server_that_answers_nothing_ends_the_smoke_test_at_once() -> None:
-    told: list[smoke.SmokeCheck] = []
+    told: list[smoke_judgements.SmokeCheck] = []
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
     report = smoke.smoke(Client(f"http://127.0.0.1:{port}"), EXPECT, told.append)
@@ -250,7 +252,7 @@ def test_a_server_that_answers_nothing_ends_the_smoke_test_at_once() -> None:
 
 
 def test_the_picture_is_a_red_square() -> None:
-    data = smoke.png(4, (255, 0, 0))
+    data = smoke_questions.png(4, (255, 0, 0))
     assert data.startswith(b"\x89PNG")
     at = data.index(b"IDAT")
     length = int.from_bytes(data[at - 4 : at])

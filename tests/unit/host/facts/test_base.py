@@ -104,7 +104,7 @@ def test_a_fact_is_read_once_however_often_it_is_asked_for() -> None:
 
 def test_text_that_a_parser_does_not_understand_is_quoted() -> None:
     read = Facts({"machine": (0, "only one line")}, "node1")
-    with pytest.raises(Unreadable, match=r"machine reads strangely .*only one line"):
+    with pytest.raises(Unreadable, match=r"machine was read, but its form is not known .*only one line"):
         read[facts.MACHINE]
 
 

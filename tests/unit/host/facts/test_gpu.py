@@ -38,5 +38,5 @@ def test_driver_that_does_not_work(text: str, loaded: str, complaint: str) -> No
 
 def test_gpu_that_nvidia_smi_cannot_ask_is_not_understood() -> None:
     text = "loaded=\n0, NVIDIA GeForce RTX 3090, [Unknown Error], [Unknown Error], 580.126.09\ncode=0\n"
-    with pytest.raises(Unreadable, match="driver reads strangely"):
+    with pytest.raises(Unreadable, match="driver was read, but its form is not known"):
         Facts({"driver": (0, text)})[facts.DRIVER]

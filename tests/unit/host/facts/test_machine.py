@@ -6,6 +6,7 @@ and mounts are cut to a few; the kernel's name and paths outside a host are repl
 
 import json
 import os
+import pwd
 import shutil
 import subprocess
 from pathlib import Path
@@ -216,6 +217,36 @@ def test_process_whose_command_looks_like_the_next_reading() -> None:
     assert found[7].command == "sh -c @pid 8 root @pid x"
     assert found[7].devices == ("/dev/nvidia0", "/dev/nvidiactl")
     assert (found[7].gpus, found[7].parents) == ((0,), (6, 5))
+
+
+def test_processes_are_read_as_they_are_whatever_their_arguments(tmp_path: Path) -> None:
+    """With a stand-in for ss, which says that three processes of this test listen, and one that has ended."""
+    odd = ["", "a  b\nc", "@pid 1", "/proc/1/cmdline", "実験 %s \\n", "", ""]
+    running = [subprocess.Popen(["sleep", "60"]), subprocess.Popen(["sh", "-c", "read -r _; :", *odd], stdin=subprocess.PIPE)]
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    pids = [os.getpid(), gone.pid, *(one.pid for one in running)]
+    (tmp_path / "ss").write_text("#!/bin/sh\n" + "".join(f"echo 'tcp LISTEN users:((\"x\",pid={pid},fd=3))'\n" for pid in pids))
+    (tmp_path / "ss").chmod(0o755)
+    try:
+        environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+        done = subprocess.run(
+            ["sh", "-c", facts.script([facts.PROCESSES])], capture_output=True, check=True, timeout=60, env=environment
+        )
+    finally:
+        for one in running:
+            one.kill()
+            one.wait()
+    found = facts.parse(done.stdout.decode())[facts.PROCESSES]
+    assert gone.pid not in found
+    sleeping, reading = (found[one.pid] for one in running)
+    assert sleeping.command == "sleep 60"
+    assert reading.command == " ".join(["sh", "-c", "read -r _; :", *odd]).replace("\n", " ").strip()
+    assert sleeping.parents == (os.getpid(), *found[os.getpid()].parents)
+    assert {sleeping.user, reading.user} == {pwd.getpwuid(os.getuid()).pw_name}
+    groups = Path("/proc/self/cgroup").read_text().splitlines()
+    assert sleeping.cgroup.split() == [line.split(":", 2)[2] for line in groups]
+    assert sleeping.devices == ()
 
 
 def test_a_program_is_known_by_its_executable_and_not_by_its_words(tmp_path: Path) -> None:

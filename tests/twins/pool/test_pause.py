@@ -9,12 +9,13 @@ import pytest
 
 from lab import judge
 from lab.driver import holders
-from lab.lab import Lab
 from lab.load import Load
-from lab.run import run, wait_until
+from lab.run import PATIENCE, run, wait_until
 from lab.twin import Twin
+from tests.twins.pool.deployed import Deployed
 from tests.twins.site import Site, declared, foreign_changes, serves
 
+TWINS = ("node2",)
 WORKER, ROUTER = "lodger-worker-a", "http://127.0.0.1:30002"
 LEFT = (
     "ls -d /etc/motd.d /var/lib/lodger/paused /var/lib/lodger/returns /etc/systemd/system/lodger-resume-* 2>/dev/null || true"
@@ -23,16 +24,17 @@ LEFT = (
 
 @dataclass(frozen=True)
 class Stage:
-    """node2 with two workers and their router, as deployed once for all tests here."""
+    """node2 with two workers and their router, and the worker of node1 in the same pool."""
 
     twin: Twin
     site: Site
     until: str  # three hours ahead by the twin's clock
 
     def healthy(self) -> set[int]:
-        """Return the ports of the workers that the router sends requests to."""
+        """Return the ports of the host's own workers that its router sends requests to."""
         said = json.loads(self.twin.exec(["curl", "-sf", f"{ROUTER}/workers"]).stdout)
-        return {int(worker["url"].rpartition(":")[2]) for worker in said["workers"] if worker["is_healthy"]}
+        urls = {worker["url"] for worker in said["workers"] if worker["is_healthy"]}
+        return {int(url.rpartition(":")[2]) for url in urls if url.startswith("http://127.0.0.1:")}
 
     def gpus(self) -> dict[int, int]:
         """Return GPU -> MiB in use, as everybody on the host sees it."""
@@ -46,7 +48,7 @@ class Stage:
     def motd(self) -> str:
         """Return what somebody reads who logs in."""
         ssh = self.twin.ssh()
-        return run([*ssh[:-1], "-tt", ssh[-1]], stdin="exit\n", check=False, timeout=60).stdout
+        return run([*ssh[:-1], "-tt", ssh[-1]], stdin="exit\n", check=False, timeout=PATIENCE).stdout
 
     def record(self) -> dict[str, str]:
         found: dict[str, str] = json.loads(self.twin.exec(["cat", f"/var/lib/lodger/paused/{WORKER}"]).stdout)
@@ -54,22 +56,21 @@ class Stage:
 
     def now_is_the_time(self) -> None:
         """Have the timer run out in a moment, and what it starts look again every second instead of every minute."""
-        soon = self.twin.exec("date -d '+3 seconds' '+%F %T'").stdout.strip()
+        now = self.twin.exec("date '+%F %T'").stdout.strip()
         script, timer = f"/var/lib/lodger/returns/{WORKER}", "lodger-resume-worker-a.timer"
         self.twin.exec(
-            f"sed -i \"s/^until=.*/until='{soon}'/; s/sleep 60/sleep 1/\" {script}; "
-            f"sed -i 's/^OnCalendar=.*/OnCalendar={soon}/' /etc/systemd/system/{timer}; "
+            f"sed -i \"s/^until=.*/until='{now}'/; s/sleep 60/sleep 1/\" {script}; "
+            f"sed -i 's/^OnCalendar=.*/OnActiveSec=1/' /etc/systemd/system/{timer}; "
             f"systemctl daemon-reload; systemctl restart {timer}"
         )
 
 
 @pytest.fixture(scope="module")
-def stage(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Stage:
-    site, twin = Site(lab, tmp_path_factory.mktemp("pause")), lab.twin("node2")
-    site.edit("node1", lambda host: host.pop("workers"))  # the pool is node2's alone
+def stage(deployed: Deployed) -> Stage:
+    site, twin = deployed.site, deployed.site.lab.twin("node2")
     site.well("deploy", "--host", "node2")
     made = Stage(twin, site, twin.exec("date -d '+3 hours' '+%F %H:%M'").stdout.strip())
-    wait_until(lambda: made.healthy() >= {30000, 30001}, "both workers are in rotation", 60)
+    wait_until(lambda: made.healthy() >= {30000, 30001}, "both workers are in rotation")
     return made
 
 
@@ -82,7 +83,7 @@ def paused(stage: Stage) -> Stage:
 
 def test_a_pause_under_load_fails_nothing_and_frees_the_gpus(stage: Stage) -> None:
     with Load([f"http://{stage.twin.address}:30002"], 4, tokens=100) as load:
-        wait_until(lambda: len(load.report().answers) >= 4, "the load flows", 60)
+        wait_until(lambda: len(load.report().answers) >= 4, "the load flows")
         paused = stage.site.well("pause", "--host", "node2", "--worker", "a", "--until", stage.until, "--json").one
     report = load.report()
     assert report.failed == (), str(report)
@@ -139,14 +140,14 @@ def test_a_stranger_on_the_gpus_is_named_waited_for_and_then_it_comes_back_by_it
         assert word in refused.one["error"]["what"]
 
     paused.now_is_the_time()
-    wait_until(lambda: bool(paused.record()["waits_for"]), "the record says for whom", 20)
+    wait_until(lambda: bool(paused.record()["waits_for"]), "the record says for whom")
     assert paused.record()["waits_for"].startswith(f"pid {pid} of user {holders.USER} (")
     assert f"worker a waits for pid {pid} of user {holders.USER}" in paused.motd()
     assert paused.active() == "inactive"
 
     paused.twin.exec(["kill", str(pid)])
-    wait_until(lambda: paused.healthy() == {30000, 30001}, "it comes back", 90)
-    wait_until(lambda: paused.twin.exec(LEFT).stdout == "", "nothing of the pause is left", 20)
+    wait_until(lambda: paused.healthy() == {30000, 30001}, "it comes back")
+    wait_until(lambda: paused.twin.exec(LEFT).stdout == "", "nothing of the pause is left")
     assert "serves again" in paused.twin.exec("journalctl -u lodger-resume-worker-a -o cat").stdout
     files = paused.twin.exec("cat /opt/lodger/services/worker-a/compose.yml").stdout
     assert declared(paused.twin, WORKER) in files, "as it was deployed last"
@@ -157,10 +158,10 @@ def test_a_pause_that_is_cut_off_is_taken_back(stage: Stage) -> None:
     """The stop of the run comes while it waits for the answer of a long request."""
     with Load([f"http://{stage.twin.address}:30000"], 2, tokens=4000) as load:
         process = stage.site.start("pause", "--host", "node2", "--worker", "a", "--json")
-        wait_until(lambda: stage.healthy() == {30001}, "it is out of rotation", 60)
+        wait_until(lambda: stage.healthy() == {30001}, "it is out of rotation")
         process.terminate()
         load._stopping.set()
-        out, err = process.communicate(timeout=200)
+        out, err = process.communicate(timeout=PATIENCE)
     assert process.returncode == 1, out + err
     assert (stage.active(), stage.healthy()) == ("active", {30000, 30001})
     assert stage.twin.exec(LEFT).stdout == ""
@@ -173,7 +174,7 @@ def test_a_worker_that_the_inventory_no_longer_names_takes_its_pause_along(stage
     assert waiting.stderr is not None
     assert any(f"waiting for pid {pid} of user {holders.USER}" in line for line in waiting.stderr), "it says for whom"
     stage.twin.exec(["kill", str(pid)])
-    waiting.communicate(timeout=200)
+    waiting.communicate(timeout=PATIENCE)
     assert waiting.returncode == 0
     assert stage.healthy() == {30000, 30001}
     assert stage.twin.exec(LEFT).stdout == ""

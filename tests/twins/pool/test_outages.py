@@ -11,7 +11,9 @@ import pytest
 
 from lab import outage
 from lab.lab import Lab
+from lab.run import PATIENCE
 from lab.twin import Twin
+from tests.twins.pool.deployed import Deployed
 from tests.twins.site import Site, serves
 
 PROBE = "lodger-router-probe"
@@ -32,14 +34,14 @@ class Pool:
 
 
 @pytest.fixture(scope="module")
-def pool(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Pool:
+def pool(deployed: Deployed) -> Pool:
     """Both hosts deployed, node1 with a standby router."""
-    site = Site(lab, tmp_path_factory.mktemp("pool"))
+    site = deployed.site
     site.pool(restart_delay_s=4)  # what is waited for here is the router, not the driver
     standby = {"pool": "qwen38", "port": 30002, "prometheus_port": 29000, "standby": True}
     site.edit("node1", lambda host: host.update(router=standby))
     site.well("deploy", "--host", "all")
-    aimed = Lab(lab.root, site.hosts)
+    aimed = Lab(site.lab.root, site.hosts)
     return Pool(site, aimed, outage.front(aimed), outage.front(aimed, standby=True))
 
 
@@ -57,7 +59,7 @@ def test_prompts_return_to_their_worker_and_under_round_robin_they_do_not(pool: 
     while asked.poll() is None and "active" not in seen.split():
         seen = pool.node2.exec(limit, check=False).stdout
         time.sleep(0.2)
-    out, err = asked.communicate(timeout=120)
+    out, err = asked.communicate(timeout=PATIENCE)
     assert asked.returncode == 0, err
     assert seen.split() == ["active", "5min"], "the second router goes by itself if we are cut off"
 
@@ -85,8 +87,6 @@ def test_a_killed_worker_costs_what_it_was_working_on_and_gets_its_share_back(po
     loss = outage.kill_worker(pool.front, outage.member(pool.lab, pool.front, "node2", 30000))
     assert loss.failed <= loss.in_flight, str(loss)
     assert loss.failed_later == 0, str(loss)
-    assert loss.out_after <= 10, str(loss)
-    assert loss.back_after <= 10, str(loss)
     assert loss.share >= loss.even / 2, str(loss)
     assert pool.node2.exec(other).stdout == before, "the host's other worker and the router went on"
 
@@ -94,7 +94,7 @@ def test_a_killed_worker_costs_what_it_was_working_on_and_gets_its_share_back(po
 def test_a_lost_router_costs_its_running_streams_and_clients_of_both_go_on(pool: Pool) -> None:
     loss = outage.lose_router(pool.front, pool.standby, outage.kill_router)
     assert [answer for answer in loss.both.failed if not answer.trouble.startswith("HTTP 200")] == [], str(loss)
-    assert loss.waited <= 5, str(loss)
+    assert max(answer.tries for answer in loss.both.answers if not answer.trouble) <= 2, str(loss)
     assert {answer.url for answer in loss.both.answers} == {pool.front.url, pool.standby.url}
 
 
@@ -102,7 +102,7 @@ def test_a_router_restart_loses_no_running_stream_and_nothing_for_clients_of_bot
     loss = outage.lose_router(pool.front, pool.standby, outage.restart_router)
     assert loss.cut == 0, str(loss)
     assert loss.both.failed == (), str(loss)
-    assert loss.waited <= 5, str(loss)
+    assert max(answer.tries for answer in loss.both.answers if not answer.trouble) <= 2, str(loss)
 
 
 def inspected(twin: Twin, container: str) -> Any:
