@@ -19,7 +19,7 @@ def of(fleet: Fleet, hosts: Sequence[Host], solve: str | None = None) -> list[En
     Raises NoRoom for a worker that would not start, InventoryError for a model whose files are not kept.
     """
     if solve is not None and solve not in get_args(Goal):
-        raise UsageError(f"`--solve {solve}` is nothing to solve for", hint=f"one of: {', '.join(get_args(Goal))}")
+        raise UsageError(f"`--solve {solve}` is not known", hint=f"use one of: {', '.join(get_args(Goal))}")
     entries = []
     for host in hosts:
         for name, worker in host.workers.items():
@@ -42,10 +42,10 @@ def learn(fleet: Fleet, hosts: Sequence[Host], given: str) -> str:
     name, _, tokens = given.partition("=")
     hint = "--host NAME --learn WORKER=TOKENS, with the tokens of KV cache that the engine reports"
     if len(hosts) != 1 or not tokens.isdigit() or int(tokens) == 0:
-        raise UsageError(f"`--learn {given}` does not say one worker of one host and its tokens", hint=hint)
+        raise UsageError(f"`--learn {given}` must name one worker of one host, and its tokens", hint=hint)
     (host,) = hosts
     if name not in host.workers:
-        raise UsageError(f"there is no worker {name} on {host.name}", hint=f"there is: {', '.join(host.workers)}")
+        raise UsageError(f"there is no worker {name} on {host.name}", hint=f"its workers: {', '.join(host.workers)}")
     worker = host.workers[name]
     compared = capacity.learn(engine_of(fleet, worker.pool).subject.needed(fleet, host, worker), int(tokens))
-    return str(compared or "nothing is predicted for it, so nothing is learnt")
+    return str(compared or "nothing is predicted for this worker, so nothing was learnt")

@@ -54,7 +54,7 @@ def serving(transport: Transport, host: Host, service: str) -> tuple[str, int]:
     found = facts.parse(transport.run(facts.command([fact])).check(host.name).stdout, host.name)[fact]
     if not found.address:
         hint = f"./ops deploy --host {host.name}"
-        raise StateFailed(f"{service} does not run", cause=f"there is no running container {name} of ours", hint=hint)
+        raise StateFailed(f"{service} is not running", cause=f"Lodger has no running container {name} on this host", hint=hint)
     return found.address, found.port
 
 
@@ -79,5 +79,5 @@ def would_look_at(host: Host, task: str, names: Sequence[str]) -> RunResult:
 def chosen_workers(host: Host, only: str | None) -> list[str]:
     """Return the workers to look at; raise UsageError for one that the host does not have."""
     if only is not None and only not in host.workers:
-        raise UsageError(f"{host.name} has no worker {only}", hint=f"it has: {', '.join(host.workers) or 'none'}")
+        raise UsageError(f"{host.name} has no worker {only}", hint=f"its workers: {', '.join(host.workers) or 'none'}")
     return list(host.workers) if only is None else [only]

@@ -34,7 +34,7 @@ def smoke(fleet: Fleet, host: Host, only: str | None) -> RunResult:
         if failure is not None:
             raise failure
         services = " and ".join(f"worker-{name}" for name in names)
-        result.found = f"every check of {services} passed" if names else "nothing to check, no worker is to run"
+        result.found = f"every check of {services} passed" if names else "nothing to check: every worker is paused"
 
     return looking(host, "smoke", act)
 

@@ -22,7 +22,7 @@ def verify(fleet: Fleet, host: Host) -> RunResult:
         terminal = Terminal()
         found = read(connection, pauses.RECORDS, facts.DEPLOYED)
         if (host.workers or host.router) and nothing_deployed(found):
-            raise StateFailed("nothing of ours is deployed here", hint=f"./ops deploy --host {host.name}")
+            raise StateFailed("Lodger has deployed nothing on this host", hint=f"./ops deploy --host {host.name}")
         away = paused_workers(found, host, result, terminal)
         up = [name for name in host.workers if name not in away]
         params = {"workers": up, "paused": list(away)}

@@ -1,1 +1,1 @@
-"""Who may act: one run a host, one host a pool."""
+"""Locks: one run on a host at a time, one host in a pool at a time."""

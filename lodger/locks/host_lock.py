@@ -47,7 +47,7 @@ def this_machine() -> str:
 
 
 def process_start(pid: int) -> int:
-    """Return when a process of this machine started (clock ticks since boot), 0 when there is none to be seen."""
+    """Return when a process of this machine started (clock ticks since boot): 0 for no such process, -1 for unknown."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
@@ -57,13 +57,13 @@ def process_start(pid: int) -> int:
             return 0
         except PermissionError:
             return -1
-        return -1  # alive, on a system without /proc: its start time is not known
+        return -1  # alive, on a system without /proc: its start time is unknown
     return int(stat.rpartition(")")[2].split()[19])
 
 
 @dataclass(frozen=True)
 class Attempt:
-    """What came of taking the lock: taken, or held by ``owner`` (None: unreadable) whose last renewal is ``age`` s ago."""
+    """The result of taking the lock: taken, or held by ``owner`` (None: unreadable), renewed ``age`` s ago."""
 
     taken: bool
     failure: str = ""
@@ -73,7 +73,7 @@ class Attempt:
 
 
 def owner_in(content: str) -> LockOwner | None:
-    """Return whom a lock file names, None for one that nobody can read."""
+    """Return the owner that a lock file names, None for a file that cannot be read."""
     try:
         return LockOwner(**json.loads(content))
     except (ValueError, TypeError):
@@ -90,12 +90,12 @@ def _attempt(text: str) -> Attempt:
     return Attempt(taken=False, failure=text.removeprefix("failed").strip() or "it could not be written")
 
 
-# Holding the folder itself (flock) makes looking at the lock and changing it one step for everybody.
+# flock on the folder itself: between looking at the lock and changing it no other run can act.
 _ALONE = f"exec 9< {paths.VAR} && flock -w 10 9"
 
 
 def _put(owner: LockOwner, lock: str) -> str:
-    """Return sh that writes the lock beside and puts it in place whole: a full disk leaves none, not an empty one."""
+    """Return sh that writes the lock to a new file and renames it: a full disk leaves no lock, not an empty one."""
     new = f"{lock}.new"
     return f"{{ {{ printf '%s\\n' {quote([owner.text()])} > {new} && mv -f {new} {lock}; }} || {{ rm -f {new}; false; }}; }}"
 
@@ -105,7 +105,7 @@ def _tell(lock: str) -> str:
 
 
 def attempt(owner: LockOwner, lock: str = paths.LOCK) -> Fact[Attempt]:
-    """Return the one "fact" that acts: it takes the lock if nobody has it, in the same round trip that reads the rest."""
+    """Return the only "fact" that acts: it takes a free lock, in the same round trip that reads the other facts."""
     snippet = f"""said=$( exec 2>&1; mkdir -p {paths.VAR} && {_ALONE} && [ ! -e {lock} ] && {_put(owner, lock)} )
 if [ "$(cat {lock} 2>/dev/null)" = {quote([owner.text()])} ]; then
     echo taken
@@ -118,13 +118,13 @@ fi"""
 
 
 def seen(lock: str) -> Fact[Attempt | None]:
-    """Return the fact who has the lock, None for nobody; nothing is taken."""
+    """Return the fact of who holds the lock, None for nobody; nothing is taken."""
     snippet = f"[ ! -e {lock} ] || {{ {_tell(lock)}; }}"
     return Fact("lock seen", snippet, lambda text: _attempt(text) if text.strip() else None)
 
 
 class Verdict(enum.Enum):
-    """What may be done about a lock that somebody holds."""
+    """Whether a lock that another run holds may be taken over."""
 
     LIVE = "live"
     EXPIRED = "expired"
@@ -132,10 +132,10 @@ class Verdict(enum.Enum):
 
 
 def judge(held: Attempt, mine: LockOwner, start_of: int) -> Verdict:
-    """Return what a held lock is. ``start_of`` is the start time of the owner's pid on this machine (0: no such process).
+    """Judge a held lock. ``start_of`` is the start time of the owner's pid on this machine (0: no such process).
 
-    An orphan is this user's, on this machine, and its process is gone: it is taken over at once. Anything else is live
-    until its expiry, whatever its process.
+    An orphan belongs to this user on this machine, and its process has ended: it is taken over at once. Any other lock is live
+    until it expires, even if its process has ended.
     """
     owner = held.owner
     if owner is not None and (owner.user, owner.machine) == (mine.user, mine.machine):
@@ -146,20 +146,20 @@ def judge(held: Attempt, mine: LockOwner, start_of: int) -> Verdict:
 
 
 def take_over(held: Attempt, mine: LockOwner, lock: str = paths.LOCK) -> Command:
-    """Return the command that replaces exactly the lock that was seen; it fails when somebody else was faster."""
+    """Return the command that replaces exactly the lock that was seen; it fails when another run was faster."""
     seen = f'[ -e {lock} ] && [ "$(cat {lock})" = {quote([held.text])} ]'
     return Command(f"{_ALONE} && {seen} && {_put(mine, lock)}", why="take the lock over", ok=(0, 1, 2))
 
 
 def renew(mine: LockOwner, lock: str = paths.LOCK) -> Command:
-    """Return the command that renews the lock while it is ours; exit code 1 says that it no longer is, its output whose."""
+    """Return the command that renews our lock; exit code 1 means that it is no longer ours, and the output is its content."""
     ours = f'[ "$now" = {quote([mine.text()])} ] && touch {lock}'
     script = f"now=$(cat {lock} 2>/dev/null); {ours} || {{ printf '%s\\n' \"$now\"; false; }}"
     return Command(script, why="renew the lock", ok=(0, 1))
 
 
 def release_script(mine: LockOwner, lock: str = paths.LOCK) -> str:
-    """Return sh that gives the lock back if it is ours, and leaves no empty folder behind."""
+    """Return sh that removes the lock if it is ours, and an empty folder with it."""
     return (
         f'( {_ALONE} && if [ "$(cat {lock} 2>/dev/null)" = {quote([mine.text()])} ]; then rm -f {lock}; fi )\n'
         f"rmdir --ignore-fail-on-non-empty {paths.VAR} 2>/dev/null || true"

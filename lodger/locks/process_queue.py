@@ -9,7 +9,7 @@ from lodger.errors import StateFailed
 
 
 class PoolQueue:
-    """One turnstile for each pool, shared by the runs of one command."""
+    """Which host holds each pool, shared by the runs of one command."""
 
     def __init__(self) -> None:
         self._change = threading.Condition()
@@ -17,9 +17,9 @@ class PoolQueue:
         self._failed: str = ""
 
     def enter(self, pool: str, host: str, waiting: Callable[[str], None]) -> None:
-        """Wait for ``host``'s turn in ``pool``; raise StateFailed once another host has failed.
+        """Wait until no other host holds ``pool``, then hold it for ``host``; raise StateFailed once another host has failed.
 
-        ``waiting(other)`` is called with the host that is inside, about once a second, and may raise to give up.
+        ``waiting(other)`` is called with the host that holds the pool, about once a second, and may raise to give up.
         """
         with self._change:
             while self._inside.get(pool, host) != host and not self._failed:
@@ -27,18 +27,18 @@ class PoolQueue:
                 self._change.wait(1.0)
             if self._failed and self._failed != host:
                 raise StateFailed(
-                    f"{self._failed} failed, so nothing more is restarted", hint="mend it first, then run this again"
+                    f"{self._failed} failed, so nothing more is restarted", hint="repair that host first, then run this again"
                 )
             self._inside[pool] = host
 
     def leave(self, host: str) -> None:
-        """Let the next host in, everywhere."""
+        """Release every pool that ``host`` holds."""
         with self._change:
             self._inside = {pool: inside for pool, inside in self._inside.items() if inside != host}
             self._change.notify_all()
 
     def fail(self, host: str) -> None:
-        """Close every gate: ``host`` has failed."""
+        """Let no other host hold a pool any more: ``host`` has failed."""
         with self._change:
             self._failed = self._failed or host
             self._change.notify_all()

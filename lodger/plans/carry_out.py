@@ -45,8 +45,8 @@ def one_after_another(fleet: Fleet, requests: Sequence[Request], *, break_lock: 
     for request in requests:
         name = request.host.name
         if any(result.exit_code for result in results):
-            what = f"{results[-1].host} failed, so {name} was not begun"
-            error = Refused(what, hint="mend it first, then run this again")
+            what = f"{results[-1].host} failed, so {name} was not started"
+            error = Refused(what, hint=f"repair {results[-1].host} first, then run this again")
             results.append(RunResult(name, request.book.name, Status.REFUSED, error=error))
             continue
         results += carry_out(fleet, [request], break_lock=break_lock)

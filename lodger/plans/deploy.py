@@ -94,7 +94,7 @@ class Deploy:
                 "what is deployed is newer than this checkout",
                 cause=f"release {deployed.current} was made from revision {revision[:12]}, "
                 "which is not in this checkout's history",
-                hint="git pull, or --force to deploy the older state",
+                hint=f"git pull; or, to deploy this older state: ./ops deploy --host {self.host.name} --force",
             )
 
 

@@ -78,5 +78,5 @@ def _refuse_hours(host: Host, clock: str) -> None:
             raise Refused(
                 f"{name} may only be paused from {start} to {end}",
                 cause=f"it is {clock} on {host.name}",
-                hint="come back then, or --now after asking its people",
+                hint="run this again within these hours; or ask its owner, then run it with --now",
             )

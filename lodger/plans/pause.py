@@ -57,7 +57,7 @@ class PauseWorker:
 
     def plan(self, read: Facts, ledger: Ledger | None) -> Plan:
         """Return the plan; raise Refused for a time that is past, and a worker that is not deployed."""
-        _refuse_other_worker(ledger, self.worker)
+        _refuse_other_worker(self.host, ledger, self.worker)
         end = pauses.resolve(self.until, read[pauses.NOW]) if self.until else ""
         target = self._target(_deployed(self.host, self.worker, read[facts.DEPLOYED]), end)
         return Plan("pause", self.host.name, self._expansion.steps(target), self.reads(), {"worker": self.worker})
@@ -99,7 +99,7 @@ class ResumeWorker:
 
     def plan(self, read: Facts, ledger: Ledger | None) -> Plan:
         """Return the plan; raise Refused for a worker that is not deployed."""
-        _refuse_other_worker(ledger, self.worker)
+        _refuse_other_worker(self.host, ledger, self.worker)
         deployed = read[facts.DEPLOYED]
         service = _deployed(self.host, self.worker, deployed)
         steps = self._expansion.steps(self._target(service, smoke_of(deployed, deployed.current)))
@@ -116,7 +116,7 @@ def _target(fleet: Fleet, host: Host, release: TargetRelease, options: TargetOpt
 
 def _check_worker(host: Host, worker: str) -> None:
     if worker not in host.workers:
-        raise UsageError(f"{host.name} has no worker {worker}", hint=f"it has: {', '.join(host.workers) or 'none'}")
+        raise UsageError(f"{host.name} has no worker {worker}", hint=f"its workers: {', '.join(host.workers) or 'none'}")
 
 
 def _deployed(host: Host, worker: str, deployed: Deployed) -> Service:
@@ -124,12 +124,14 @@ def _deployed(host: Host, worker: str, deployed: Deployed) -> Service:
     found = services(deployed, deployed.current).get(f"worker-{worker}")
     if found is None:
         hint = f"./ops deploy --host {host.name}"
-        raise Refused(f"worker {worker} is not deployed", cause=f"no release on {host.name} has it", hint=hint)
+        raise Refused(
+            f"worker {worker} is not deployed", cause=f"the current release on {host.name} does not have it", hint=hint
+        )
     return found
 
 
-def _refuse_other_worker(ledger: Ledger | None, worker: str) -> None:
+def _refuse_other_worker(host: Host, ledger: Ledger | None, worker: str) -> None:
     if ledger is not None and ledger.params.get("worker") != worker:
         other = ledger.params.get("worker")
-        hint = f"end it first: {ledger.runbook} worker {other} once more"
-        raise Refused(f"run {ledger.run} did not finish", cause=f"it is about worker {other}", hint=hint)
+        hint = f"finish it first: {ledger.command(host.name)}"
+        raise Refused(f"run {ledger.run} did not finish", cause=f"that run is for worker {other}", hint=hint)

@@ -85,6 +85,6 @@ def guessed_services(fleet: Fleet, host: Host) -> dict[str, Service]:
 def paused_remarks(host: Host, read: Facts) -> tuple[str, ...]:
     """Return a line for each worker whose GPUs are given back: a run leaves it alone."""
     return tuple(
-        f"{pause}: it stays so; ./ops resume --host {host.name} --worker {pause.worker} ends it"
+        f"{pause}: this run leaves it so; to end the pause: ./ops resume --host {host.name} --worker {pause.worker}"
         for pause in pauses.paused(read[facts.DEPLOYED]).values()
     )

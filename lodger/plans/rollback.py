@@ -54,7 +54,7 @@ class Rollback:
             raise Refused("there is nothing to roll back", cause="no release is recorded on this host")
         back = services(deployed, wanted)
         paused = frozenset(pauses.paused(deployed))
-        _refuse_units_that_ignore_a_pause(deployed, wanted, [back[name] for name in sorted(paused & back.keys())])
+        _refuse_units_that_ignore_a_pause(self.host, deployed, wanted, [back[name] for name in sorted(paused & back.keys())])
         smoke = smoke_of(deployed, wanted)
         release = TargetRelease(wanted, back, smoke=smoke, keys=earlier_keys(back), history=history)
         # What only a deploy that was cut off had replaced does not wait for the last rollback.
@@ -74,12 +74,12 @@ def earlier_keys(found: Mapping[str, Service]) -> tuple[ApiKey, ...]:
     return tuple(ApiKey(*one) for one in sorted({(service.pool, service.key) for service in found.values() if service.key}))
 
 
-def _refuse_units_that_ignore_a_pause(deployed: Deployed, release: str, paused: Sequence[Service]) -> None:
+def _refuse_units_that_ignore_a_pause(host: Host, deployed: Deployed, release: str, paused: Sequence[Service]) -> None:
     """Raise Refused for a release whose units would start a worker although its pause is recorded."""
     for service in paused:
         unit, _ = unit_files(deployed, release, service.unit)
         if unit is not None and not unit_honours_pause(service, unit):
-            blocker = unit_ignores_pause(service)
+            blocker = unit_ignores_pause(service, host.name)
             raise Refused(blocker.what, cause=blocker.cause, hint=blocker.hint)
 
 
@@ -92,8 +92,8 @@ def _earlier(deployed: Deployed, ledger: Ledger | None) -> tuple[str, ...]:
     if (deployed.history or ("",))[-1] != deployed.current:
         last = deployed.history[-1] if deployed.history else "nothing"
         raise Refused(
-            "it cannot be told what to go back to",
-            cause=f"{paths.HISTORY} ends with {last}, {deployed.current or 'no release'} is current",
-            hint="./ops deploy records what it deploys; or write the releases into the file, a line each, the current one last",
+            "it is not known which release to go back to",
+            cause=f"{paths.HISTORY} ends with {last}, but the current release is {deployed.current or 'none'}",
+            hint="./ops deploy records what it deploys; or write the releases into that file, one a line, the current one last",
         )
     return deployed.history[:-1]

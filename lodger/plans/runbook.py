@@ -89,7 +89,7 @@ def load(name: str, *folders: Path) -> Runbook:
     there = {path.stem: path for folder in reversed(folders or (FOLDER,)) for path in folder.glob("*.md")}
     if name not in there:
         where = " and ".join(str(folder) for folder in folders or (FOLDER,))
-        raise UsageError(f"there is no runbook {name} in {where}", hint=f"there is: {', '.join(sorted(there))}")
+        raise UsageError(f"there is no runbook {name} in {where}", hint=f"the runbooks are: {', '.join(sorted(there))}")
     return parse(there[name].read_text(), name, str(there[name]))
 
 
@@ -129,7 +129,8 @@ def _front_matter(text: str, file: str) -> tuple[dict[str, Any], str, int]:
     lines = text.split("\n")
     if lines[0] != "---" or "---" not in lines[1:]:
         raise UsageError(
-            f"{file}:1: it does not begin with front matter", hint="title, hosts, risk and duration between two lines of ---"
+            f"{file}:1: it does not begin with front matter",
+            hint="write title, hosts, risk and duration between two lines of ---",
         )
     end = lines.index("---", 1)
     try:
@@ -137,8 +138,8 @@ def _front_matter(text: str, file: str) -> tuple[dict[str, Any], str, int]:
     except ValueError as error:
         raise UsageError(f"{file}:1: its front matter is not YAML", cause=str(error)) from error
     if not isinstance(front, dict):
-        hint = "title, hosts, risk and duration, each `name: value`"
-        raise UsageError(f"{file}:1: its front matter names nothing", hint=hint)
+        hint = "write title, hosts, risk and duration, each as `name: value`"
+        raise UsageError(f"{file}:1: its front matter has no settings", hint=hint)
     return front, "\n".join(lines[end + 1 :]), end + 1
 
 
@@ -184,23 +185,21 @@ def _block(content: str, heading: str, line: int) -> Block:
     except ValueError as error:
         raise ValueError(f"the block is not YAML: {error}") from error
     if not isinstance(data, dict) or ("state" in data) == ("states" in data):
-        raise ValueError("a block names either `state:` or `states:`")
+        raise ValueError("a block must have either `state:` or `states:`")
     if data.get("state") == "shell":
         return _shell_block(data, heading, line)
     names = _words(data, "states") if "states" in data else (str(data["state"]),)
     for one in names:
         if one not in states():
-            raise ValueError(f"there is no state `{one}`; there is: {', '.join(sorted((*states(), 'shell')))}")
+            raise ValueError(f"there is no state `{one}`; the states are: {', '.join(sorted((*states(), 'shell')))}")
     unknown = sorted(str(key) for key in data.keys() - _KEYS)
     if unknown:
-        raise ValueError(f"`{unknown[0]}` means nothing here; there is: {', '.join(sorted(_KEYS))}")
+        raise ValueError(f"`{unknown[0]}` is not known here; known are: {', '.join(sorted(_KEYS))}")
     each = str(data.get("each", ""))
     for one in names:
         wanted = states()[one].each
         if wanted != each and (wanted != "service" or each not in {"worker", "router"}):
-            raise ValueError(
-                f"`{one}` stands {f'for each {wanted}' if wanted else 'once'}, not {f'for each {each}' if each else 'once'}"
-            )
+            raise ValueError(f"`{one}` needs {f'`each: {wanted}`' if wanted else 'a block with no `each:`'}")
     return Block(names, each, _words(data, "witness") if "witness" in data else (), heading, line)
 
 
@@ -210,14 +209,14 @@ def _shell_block(data: dict[str, Any], heading: str, line: int) -> Block:
     if lacking:
         raise ValueError(f"a shell state needs `{lacking[0]}:`")
     if unknown:
-        raise ValueError(f"`{unknown[0]}` means nothing in a shell state; there is: {', '.join(sorted(_SHELL | _SHELL_MAY))}")
+        raise ValueError(f"`{unknown[0]}` is not known in a shell state; known are: {', '.join(sorted(_SHELL | _SHELL_MAY))}")
     scripts = {key: data[key] for key in given - {"timeout"}}
     wrong = sorted(key for key, value in scripts.items() if not isinstance(value, str) or not value.strip())
     if wrong:
-        raise ValueError(f"`{wrong[0]}` is a script or a name, in quotes or after `|`")
+        raise ValueError(f"`{wrong[0]}` must be a text, in quotes or after `|`")
     timeout = data.get("timeout", 600)
     if isinstance(timeout, bool) or not isinstance(timeout, int) or timeout < 1:
-        raise ValueError("`timeout` is a number of seconds")
+        raise ValueError("`timeout` must be a whole number of seconds")
     shell = {**scripts, "timeout": float(timeout)}
     return Block((str(data["name"]),), "", _words(data, "witness") if "witness" in data else (), heading, line, shell)
 
@@ -225,7 +224,7 @@ def _shell_block(data: dict[str, Any], heading: str, line: int) -> Block:
 def _words(data: dict[str, Any], key: str) -> tuple[str, ...]:
     found = data[key]
     if not isinstance(found, list) or not found or not all(isinstance(one, str) for one in found):
-        raise ValueError(f"`{key}` is a list of names: [one, another]")
+        raise ValueError(f"`{key}` must be a list of names: [one, another]")
     return tuple(found)
 
 
@@ -243,6 +242,6 @@ def check(folder: Path = FOLDER, specs: Path = CODE / "tests" / "host") -> list[
             where = f"{path}:{block.line}"
             found += [f"{where}: there is no witness {name}" for name in block.witnesses if not (specs / name).is_file()]
             if block.shell and block.names[0] in seen:
-                found.append(f"{where}: the state {block.names[0]} stands at line {seen[block.names[0]]} already")
+                found.append(f"{where}: the state {block.names[0]} is already defined at line {seen[block.names[0]]}")
             seen.setdefault(block.names[0], block.line)
     return found

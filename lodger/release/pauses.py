@@ -65,7 +65,7 @@ class Pause:
         back = f"It comes back at {self.until[11:]}" if self.until else f"It comes back when {self.who} resumes it"
         return (
             f"{gpus} {are} free{end}: Lodger's worker {self.worker} is paused by {self.who}.\n"
-            f"{back}, once nobody is there: end your processes by then, and tell {self.who} when you are done before.\n"
+            f"{back}, once {gpus} {are} free again: end your processes by then, and tell {self.who} if you finish earlier.\n"
         )
 
     def __str__(self) -> str:
@@ -146,7 +146,7 @@ def _moment(until: str, today: str) -> datetime:
         return datetime.strptime(text if re.fullmatch(r"\d{4}-\d\d-\d\d \d?\d:\d\d", text) else "", _FORM)
     except ValueError:
         hint = 'HH:MM for today, or "YYYY-MM-DD HH:MM", by the clock of the host'
-        raise UsageError(f"`--until {until}` is no time", hint=hint) from None
+        raise UsageError(f"`--until {until}` is not a time", hint=hint) from None
 
 
 def resolve(until: str, now: str) -> str:
@@ -154,9 +154,9 @@ def resolve(until: str, now: str) -> str:
     end = f"{_moment(until, now[:10]):{_FORM}}"
     if end <= now:
         raise Refused(
-            f"{until} is past",
+            f"{until} is already over",
             cause=f"it is {now} on the host",
-            hint=f'a time of another day is written with its day: --until "YYYY-MM-DD {end[11:]}"',
+            hint=f'for another day, write the day too: --until "YYYY-MM-DD {end[11:]}"',
         )
     return end
 
@@ -166,8 +166,8 @@ def tell(places: Places, pause: Pause) -> list[Command]:
     made = f"[ -d {paths.MOTD} ] || {{ mkdir -p {paths.VAR} {paths.MOTD} && touch {_MADE}; }}"
     return [
         paths.write(places.record, pause.text, why="record the pause"),
-        Command(made, why="there is a folder for messages of the day"),
-        paths.write(places.motd, pause.motd, why="say so in the message of the day"),
+        Command(made, why="make a folder for messages of the day"),
+        paths.write(places.motd, pause.motd, why="announce the pause in the message of the day"),
     ]
 
 
@@ -178,7 +178,7 @@ def set_up(places: Places, files: Mapping[str, str]) -> list[Command]:
         f"systemctl daemon-reload && systemctl stop {names[1]} && systemctl enable {names[0]} && systemctl restart {names[0]}"
     )
     return [
-        *(paths.write(path, text, why="how it is brought back") for path, text in files.items()),
+        *(paths.write(path, text, why="write what resumes the worker") for path, text in files.items()),
         Command(script, why="start the timer"),
     ]
 
@@ -198,7 +198,7 @@ def forgotten(places: Places, *, from_inside: bool = False) -> str:
 
 def forget(places: Places) -> Command:
     """Return what takes record, message and timer away, whichever of them are there."""
-    return Command(forgotten(places), why="it is no longer paused: no record, no message, no timer")
+    return Command(forgotten(places), why="remove the pause: its record, message of the day and timer")
 
 
 def put_back(places: Places, was: Deployed) -> list[Command]:

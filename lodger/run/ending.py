@@ -26,7 +26,7 @@ def close(session: Session, run: Progress) -> None:
         session.log.write("losses", losses=[str(change) for change in result.losses])
         if result.error is None:
             result.error = StateFailed(
-                f"something foreign was lost or changed: {lost}", hint="find out who did it, this run or its owner"
+                f"something foreign was lost or changed: {lost}", hint="find out whether this run or its owner did it"
             )
     if not run.begun:
         return

@@ -16,7 +16,7 @@ T = TypeVar("T")
 stop = threading.Event()
 """Set once the operator asks a run to stop (Ctrl-C or SIGTERM)."""
 
-_UNDOING = "stopping: what was begun is undone first; twice more to leave at once, with it half done"
+_UNDOING = "stopping: what this run did is undone first; press Ctrl-C twice more to leave at once, half done"
 
 
 def side_by_side(hosts: Sequence[Host], act: Callable[[Host], T], *, stopping: str = _UNDOING) -> list[T]:
@@ -27,8 +27,8 @@ def side_by_side(hosts: Sequence[Host], act: Callable[[Host], T], *, stopping: s
 
     def ask(number: int, _: object) -> None:
         if stop.is_set():
-            signal.signal(number, signal.SIG_DFL)  # the third time is meant
-        sys.stderr.write(f"\n{'once more to leave at once' if stop.is_set() else stopping}\n")
+            signal.signal(number, signal.SIG_DFL)  # the third signal ends the process at once
+        sys.stderr.write(f"\n{'press Ctrl-C once more to leave at once' if stop.is_set() else stopping}\n")
         stop.set()
 
     before = [(number, signal.signal(number, ask)) for number in (signal.SIGINT, signal.SIGTERM)]

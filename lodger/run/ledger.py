@@ -15,7 +15,7 @@ from lodger.run import footprint
 
 @dataclass(frozen=True)
 class Ledger:
-    """What an unfinished run left on the host: how the host stood, which states it had begun, what they stopped."""
+    """What an unfinished run left on the host: the facts from before it, the states that it began, and what they stopped."""
 
     run: str
     runbook: str
@@ -30,13 +30,18 @@ class Ledger:
         """Return the file's content."""
         return json.dumps(self.__dict__, sort_keys=True) + "\n"
 
-    @staticmethod
-    def load(text: str, runbook: str) -> Ledger | None:
-        """Return the ledger in ``text``, None for an empty one.
+    def command(self, host: str) -> str:
+        """Return the command line that finishes the run on ``host``."""
+        own_task = self.runbook in {"deploy", "rollback", "pause", "resume"}
+        worker = f" --worker {self.params['worker']}" if "worker" in self.params else ""
+        return f"./ops {'' if own_task else 'runbook '}{self.runbook} --host {host}{worker}"
 
-        Raises Refused for one that nobody can read, one of another version, and one that a run of ``runbook`` would end
-        without putting back what it names: a deploy and a rollback go on from each other, any other run has to be finished
-        itself.
+    @staticmethod
+    def load(text: str, runbook: str, host: str = "NAME") -> Ledger | None:
+        """Return the ledger in ``text`` on ``host``, None for an empty one.
+
+        Raises Refused for a ledger that cannot be read or has another version, and when a run of ``runbook`` would end it
+        without putting back what it names: a deploy and a rollback continue each other, any other run must be finished first.
         """
         if not text:
             return None
@@ -44,17 +49,18 @@ class Ledger:
             data = json.loads(text)
             if (version := data.get("version", Ledger.version)) != Ledger.version:
                 cause = f"{paths.LEDGER} has version {version}, this Lodger knows {Ledger.version}"
-                hint = f"end it with the Lodger of {data.get('operator')}, who began it as a {data.get('runbook')}"
-                raise Refused("the ledger of an unfinished run is of another version", cause=cause, hint=hint)
-            footprint.of(Facts.load(data["before"]), "")  # one that does not say how the host stood is of no use
+                hint = f"finish that {data.get('runbook')} with the Lodger of {data.get('operator')}, who started it"
+                raise Refused("the ledger of an unfinished run has another version", cause=cause, hint=hint)
+            footprint.of(Facts.load(data["before"]), "")  # a ledger without a footprint is of no use
             found = Ledger(**{**data, "acted": tuple(data["acted"]), "stops": tuple(data["stops"])})
         except (ValueError, TypeError, KeyError, AttributeError, facts.Unreadable) as error:
             raise Refused(
                 "the ledger of an unfinished run cannot be read",
                 cause=f"{paths.LEDGER}: {error}",
-                hint="look at it and at the last journal on the host, put back what they name, then remove it",
+                hint="read it and the last journal on the host, start again what they say was stopped, then delete the ledger",
             ) from error
         if found.runbook != runbook and not {found.runbook, runbook} <= {"deploy", "rollback"}:
-            cause = f"it is a {found.runbook} that {found.operator} began, and only that knows what to put back"
-            raise Refused(f"run {found.run} did not finish", cause=cause, hint=f"end it first: run {found.runbook} once more")
+            cause = f"{found.operator} started it, and only another {found.runbook} can finish it or put back what it stopped"
+            hint = f"finish it first: {found.command(host)}"
+            raise Refused(f"run {found.run} did not finish", cause=cause, hint=hint)
         return found

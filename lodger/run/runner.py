@@ -45,7 +45,7 @@ class Runner:
         for remark in result.remarks:
             session.report.note(plan.host, remark)
         if ledger is not None:
-            session.report.note(plan.host, f"run {ledger.run} did not finish; going on from where it was")
+            session.report.note(plan.host, f"run {ledger.run} did not finish; continuing it")
         session.log.write("facts", moment="before", facts=digest(read), ledger=ledger.run if ledger else None)
         if ledger is None and all(not step.state.missing(read) for step in plan.steps):
             self._nothing_to_do(plan, result)
@@ -113,14 +113,14 @@ class Runner:
                 self._walk(run, read)
             except Booted:
                 session.log.write("booted", boot=session.boot)
-                session.report.note(run.plan.host, "the host has booted meanwhile; beginning again with the first state")
+                session.report.note(run.plan.host, "the host has rebooted; starting again with the first state")
                 run.result.states.clear()
                 run.result.changed.clear()
                 read = session.fresh(run.plan.facts)
             else:
                 run.result.status = Status.DONE
                 return
-        raise StateFailed(f"the host booted {_BOOTS} times in this run", hint="find out why, then run this again")
+        raise StateFailed(f"the host rebooted {_BOOTS} times during this run", hint="find out why, then run this again")
 
     def _walk(self, run: Progress, read: Facts) -> None:
         for step in run.plan.steps:
@@ -198,7 +198,9 @@ class Runner:
         try:
             self._await(run, state)
         except StateFailed as error:
-            raise Refused(error.what, cause=error.cause, hint="nothing was changed; try later", state=state.name) from error
+            raise Refused(
+                error.what, cause=error.cause, hint="nothing was changed; run this again later", state=state.name
+            ) from error
         run.before = self.session.fresh(run.plan.facts)  # whose service ended while we only waited has lost nothing to us
         run.ledger = dataclasses.replace(run.ledger, before=run.before.dump())
 

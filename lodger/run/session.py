@@ -107,7 +107,7 @@ class Session:
                 if read[facts.BUSY] and not no_lock:
                     self.settle()
                     read = self.fresh(wanted)
-                ledger = None if no_lock else Ledger.load(read[facts.LEDGER], runbook)
+                ledger = None if no_lock else Ledger.load(read[facts.LEDGER], runbook, self.host)
                 yield Opened(read, ledger, no_lock)
             finished = True
         finally:
@@ -118,7 +118,7 @@ class Session:
         """Read ``reads`` and return them with the ledger that lies there; nothing is changed, no lock is taken."""
         read = self.read((facts.MACHINE, facts.LEDGER, *reads))
         refuse_unless_recorded(self._machine_id, read[facts.MACHINE])
-        return Opened(read, Ledger.load(read[facts.LEDGER], runbook))
+        return Opened(read, Ledger.load(read[facts.LEDGER], runbook, self.host))
 
     def _open(self, wanted: Sequence[Fact[Any]]) -> tuple[Facts, str]:
         """Check that this is the machine, take the lock, and read everything, in one round trip."""
@@ -141,13 +141,14 @@ class Session:
         verdict = host_lock.judge(held, self._me, host_lock.process_start(held.owner.pid) if held.owner else 0)
         if verdict is host_lock.Verdict.LIVE or (verdict is host_lock.Verdict.EXPIRED and not self._break_lock):
             live = verdict is host_lock.Verdict.LIVE
-            hint = "wait for it" if live else "its owner is silent for longer than it may be; --break-lock takes over"
-            who = str(held.owner) if held.owner else "somebody who wrote no name"
+            silent = "its owner no longer renews the lock: if that run is dead, run this again with --break-lock"
+            hint = "wait until it ends, then run this again" if live else silent
+            who = str(held.owner) if held.owner else "an owner that left no name"
             raise Refused("another run holds this host", cause=f"{who}, last renewed {held.age:.0f} s ago", hint=hint)
         self.log.write("lock", verdict=str(verdict.value), held=held.text)
         self.report.note(self.host, f"taking over the lock of {held.owner} ({verdict.value})")
         if self.connection.run(host_lock.take_over(held, self._me)).code != 0:
-            raise Refused("another run took the lock over first", hint="wait for it")
+            raise Refused("another run took the lock over first", hint="wait until it ends, then run this again")
 
     @contextlib.contextmanager
     def _renewing(self) -> Iterator[None]:
@@ -187,9 +188,9 @@ class Session:
         """Raise what ends the run: a lock of ours that somebody took, or the operator's Ctrl-C."""
         if self._lock_lost.is_set():
             raise LockLost(
-                "the lock of this host was taken by somebody else",
-                cause="no renewal got through for too long",
-                hint="nothing more was done and nothing undone; find out who took it, then run this again",
+                "the lock of this host was taken over by another run",
+                cause="it could not be renewed for too long",
+                hint="this run stopped at once and undid nothing; find out who has the lock, then run this again",
             )
         if self.pool_lock is not None:
             self.pool_lock.check()
@@ -203,8 +204,8 @@ class Session:
         if isinstance(error, KeyboardInterrupt):
             return StateFailed("the run was interrupted", cause="Ctrl-C or SIGTERM")
         self.log.write("internal error", traceback="".join(traceback.format_exception(error))[-4000:])
-        hint = f"report it, with the traceback in the journal: ./ops journal --show {self.log.run}"
-        return StateFailed("this is a mistake in Lodger", cause=f"{type(error).__name__}: {error}", hint=hint)
+        hint = f"report it, with the traceback that this shows: ./ops journal --show {self.log.run}"
+        return StateFailed("this is a bug in Lodger", cause=f"{type(error).__name__}: {error}", hint=hint)
 
     # ------------------------------------------------------------ reading
 
@@ -249,11 +250,11 @@ class Session:
                 return
             if time.monotonic() > end:
                 raise StateFailed(
-                    "a command that was begun before does not end",
+                    "an earlier command on the host does not end",
                     cause=busy[0].strip()[:160],
                     hint="look at it on the host; end it if it hangs, then run this again",
                 )
-            self.report.progress(self.host, f"an earlier command is still at work: {busy[0].strip()[:80]}")
+            self.report.progress(self.host, f"an earlier command is still running: {busy[0].strip()[:80]}")
             time.sleep(self.poll)
 
     def write_ledger(self, ledger: Ledger) -> None:

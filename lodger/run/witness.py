@@ -100,7 +100,7 @@ def run_witnesses(
         raise KeyboardInterrupt
     heard = {witnessed.nodeid.split("::")[0] for witnessed in recorder.witnessed}
     silent = [file.name for file in files if file.name not in heard]
-    return recorder.witnessed + [Witnessed(name, False, "it has no test that ran", 0.0) for name in silent]
+    return recorder.witnessed + [Witnessed(name, False, "none of its tests ran", 0.0) for name in silent]
 
 
 class TransportBackend(BaseBackend):  # type: ignore[misc]  # testinfra ships no types
@@ -120,7 +120,7 @@ class TransportBackend(BaseBackend):  # type: ignore[misc]  # testinfra ships no
         script = self.get_command(command, *args)
         try:
             done = self._transport.run(
-                Command(script, why="a witness looks", sudo=True, timeout=_COMMAND_TIMEOUT, ok=tuple(range(256)))
+                Command(script, why="read as a witness", sudo=True, timeout=_COMMAND_TIMEOUT, ok=tuple(range(256)))
             )
         except ConnectionFailed as lost:
             self.lost = lost

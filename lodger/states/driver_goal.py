@@ -58,7 +58,7 @@ class DriverGoal:
             package = dpkg.packages.get(name)
             if package is None or not package.well or not package.version.startswith(self.version):
                 return f"{name} is not installed at {self.version}"
-        return f"dpkg is not at peace: {dpkg.complaint}" if dpkg.complaint else ""
+        return f"dpkg has unfinished work: {dpkg.complaint}" if dpkg.complaint else ""
 
     def held(self, read: Facts) -> str:
         """Return which installed package of the driver the next upgrade of the host would take along."""
@@ -84,8 +84,8 @@ class DriverGoal:
         found = []
         for process, owner in self.holders(read):
             if runs_without_unit(process):
-                what = f"pid {process.pid} is a daemon of the driver ({process.program}) that no unit of its own runs"
-                hint = f"kill {process.pid}, and let its unit run it: nothing would start it again"
+                what = f"pid {process.pid} is a daemon of the driver ({process.program}) that its unit did not start"
+                hint = f"kill {process.pid} on the host, and start the daemon's unit: no unit would start this process again"
                 found.append(Blocker(what, "it has a GPU open, and was started by hand or by a script", hint))
                 continue
             if is_ours(owner, read, self.host) or names(owner, read) & self.neighbours:

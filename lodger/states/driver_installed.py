@@ -112,13 +112,13 @@ dpkg --configure -a
 {f"apt-mark auto {quote(auto)}" if auto else ":"}
 {load_script(before[KERNEL])}
 nvidia-smi"""
-        return [detached("driver-undo", script, why="bring the old driver back", timeout=INSTALL)]
+        return [detached("driver-undo", script, why="install the old driver again", timeout=INSTALL)]
 
     def undone(self, before: Facts, now: Facts) -> str:
         """Return what of packages and loaded driver is not as before."""
         was, is_now = before[DPKG], now[DPKG]
         if is_now.complaint and not was.complaint:
-            return f"dpkg is not at peace: {is_now.complaint}"
+            return f"dpkg has unfinished work: {is_now.complaint}"
         for one in driver_packages(before):
             if is_now.packages.get(one.name) != one:
                 return f"{one.name} is not as it was"
@@ -131,6 +131,6 @@ def _files(wanted: Sequence[Package], now: Facts) -> list[str]:
     """Return the files in the cache that are the packages ``wanted``; raise StateFailed for one that is not there."""
     lost = [one for one in wanted if (one.name, one.version) not in now[CACHED]]
     if lost:
-        hint = f"put it there, then run this again; {CACHE} is where the way back lies"
-        raise StateFailed(f"the way back, {lost[0].name} {lost[0].version}, is not in {CACHE}", hint=hint)
+        what = f"the package to go back to, {lost[0].name} {lost[0].version}, is not in {CACHE}"
+        raise StateFailed(what, hint="put its .deb file there, then run this again")
     return sorted(now[CACHED][one.name, one.version] for one in wanted)

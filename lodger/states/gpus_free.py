@@ -100,11 +100,8 @@ class GpusFree(ServiceState):
         """Return the stop of our own outdated worker; of anybody else, nothing."""
         unit = read[self._unit]
         if self._runs(read) or (unit is not None and unit.active in UP):
-            return [
-                run(
-                    "systemctl", "stop", self.service.unit, why="its running requests end first", timeout=self.service.stop + 60
-                )
-            ]
+            why = f"stop {self.service.name} after its running requests"
+            return [run("systemctl", "stop", self.service.unit, why=why, timeout=self.service.stop + 60)]
         return []
 
     def undo(self, before: Facts, now: Facts) -> NoUndo:

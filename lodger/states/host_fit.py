@@ -19,8 +19,8 @@ _ROOM = 64 * 1024 * 1024  # bytes that must be free below our own folders: files
 class HostFit(State):
     """The tools, the driver, the GPUs and the room that everything after this needs are there."""
 
-    def __init__(self, *, driver: str, gpu_count: int, gpu_memory: int, cuda: str = "") -> None:
-        self.name = "host_fit"
+    def __init__(self, *, driver: str, gpu_count: int, gpu_memory: int, cuda: str = "", host: str = "NAME") -> None:
+        self.name, self._host = "host_fit", host
         self._driver, self._count, self._memory, self._cuda = driver, gpu_count, gpu_memory, cuda
         self._folders: tuple[Fact[facts.Disk], ...] = tuple(
             facts.disk_fact(folder) for folder in (paths.ROOT, paths.VAR, paths.UNITS)
@@ -34,7 +34,9 @@ class HostFit(State):
         images = [target.fleet.images[target.fleet.pools[worker.pool].image] for worker in target.host.workers.values()]
         gpus = target.host.gpus
         cuda = max((engine_in(image).cuda(image) for image in images), key=version_key, default="")
-        return cls(driver=target.host.driver, gpu_count=gpus.count, gpu_memory=gpus.memory_mib, cuda=cuda)
+        return cls(
+            driver=target.host.driver, gpu_count=gpus.count, gpu_memory=gpus.memory_mib, cuda=cuda, host=target.host.name
+        )
 
     def missing(self, read: Facts) -> str:
         """Return the first blocker: this state cannot be established, only found."""
@@ -51,16 +53,16 @@ class HostFit(State):
         if not docker.client:
             found.append(Blocker("Docker is not installed", hint="install Docker Engine and its Compose plugin"))
         elif not docker.server:
-            found.append(Blocker("dockerd does not answer", hint="systemctl status docker"))
+            found.append(Blocker("dockerd does not answer", hint="look at it on the host: systemctl status docker"))
         if docker.client and version_key(docker.compose) < (2,):
             cause = f"`docker compose version` says {docker.compose!r}"
-            found.append(Blocker("Docker Compose v2 is missing", cause, "install the package docker-compose-plugin"))
+            found.append(Blocker("Docker Compose v2 is missing", cause, "apt-get install docker-compose-plugin"))
         if docker.server and not docker.gpu_hook:
             cause = "no nvidia-container-runtime-hook on dockerd's PATH"
-            hint = "install nvidia-container-toolkit and restart dockerd when its containers allow"
+            hint = "install nvidia-container-toolkit, and restart dockerd when its containers can be stopped"
             found.append(Blocker("Docker cannot give GPUs to containers", cause, hint))
         if not read[facts.CURL]:
-            found.append(Blocker("curl is missing", "readiness is asked with it on the host", "apt-get install curl"))
+            found.append(Blocker("curl is missing", "Lodger asks with it whether a service is ready", "apt-get install curl"))
         return found
 
     def room(self, read: Facts) -> list[Blocker]:
@@ -79,12 +81,22 @@ class HostFit(State):
     def _gpus(self, read: Facts) -> list[Blocker]:
         driver = read[facts.DRIVER]
         if driver.complaint:
-            return [Blocker("nvidia-smi does not work", driver.complaint, "mend the driver first")]
+            return [
+                Blocker(
+                    "nvidia-smi does not work",
+                    driver.complaint,
+                    f"./ops doctor --host {self._host} shows why; repair the driver first",
+                )
+            ]
         found = []
         if driver.loaded != self._driver:
             cause = f"{driver.loaded or 'no module'} is loaded, the inventory says {self._driver}"
             found.append(
-                Blocker("the driver is not the declared one", cause, "run the runbook driver-upgrade, or correct `driver:`")
+                Blocker(
+                    "the driver is not the declared one",
+                    cause,
+                    f"./ops runbook driver-upgrade --host {self._host}, or correct `driver:`",
+                )
             )
         if len(driver.gpus) != self._count:
             cause = f"nvidia-smi shows {len(driver.gpus)}, the inventory says {self._count}"

@@ -52,7 +52,7 @@ class ImagePresent(State):
         return [
             Command(
                 f"mkdir -p {paths.VAR} && {{ grep -sqxF {reference} {images} || echo {reference} >> {images}; }}",
-                why="note that this image is ours to remove one day",
+                why="record that Lodger pulled this image",
             ),
             Command(f"docker pull {reference}", why="pull the image by digest", timeout=4 * 3600),
         ]
@@ -60,4 +60,4 @@ class ImagePresent(State):
     def undo(self, before: Facts, now: Facts) -> NoUndo:
         """Keep the image."""
         del before, now
-        return NoUndo("a pulled image changes nothing that runs, and the next try needs it; pruning removes it")
+        return NoUndo("a pulled image changes nothing that runs, and the next run needs it; old_releases_pruned removes it")

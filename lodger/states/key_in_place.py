@@ -45,15 +45,17 @@ class KeyInPlace(State):
     def missing(self, read: Facts) -> str:
         """Return that there is no key, another one, or one that others can read."""
         wrong = self._stored(read)
-        return wrong or ("" if key_in_use(read[self._fact]) == self._key.mark else f"pool {self._key.pool} uses another key")
+        return wrong or (
+            "" if key_in_use(read[self._fact]) == self._key.mark else f"pool {self._key.pool} still uses another key"
+        )
 
     def blockers(self, read: Facts) -> list[Blocker]:
         """Return that the key of an earlier release is gone."""
         if self._key.secret is not None or not self._stored(read):
             return []
-        what = f"the key of pool {self._key.pool} that the earlier release asks for is not on the host"
-        hint = "deploy what you want to go back to from its own revision, with the key that it had"
-        return [Blocker(what, f"{self._path(self._key.mark)} is missing, or holds something else", hint)]
+        what = f"the key of pool {self._key.pool} that the earlier release needs is not on the host"
+        hint = "check out the git revision of that release, with its key file, then run ./ops deploy from there"
+        return [Blocker(what, f"{self._path(self._key.mark)} is missing or holds another key", hint)]
 
     def act(self, read: Facts) -> list[Command]:
         """Return the writing of the key, and the link to it. The key that was in use stays, for an undo and a rollback."""
@@ -71,7 +73,7 @@ class KeyInPlace(State):
     def _use(self, mark: str) -> Command:
         new = f"{self._link}.new"
         script = f"{quote(['ln', '-sfn', self._path(mark), new])} && {quote(['mv', '-fT', new, self._link])}"
-        return Command(script, why=f"ask with this key of pool {self._key.pool} from here")
+        return Command(script, why=f"use this key of pool {self._key.pool}")
 
     def undo(self, before: Facts, now: Facts) -> list[Command] | NoUndo:
         """Return what lets the earlier key be used again, or removes link and file."""
@@ -79,7 +81,7 @@ class KeyInPlace(State):
             return NoUndo("the key is as it was")
         was = key_in_use(before[self._fact])
         extra = [self._path(mark) for mark in now[self._fact] if mark and mark not in {was, *before[self._fact]}]
-        back = self._use(was) if was else run("rm", "-f", self._link, why="no key is used")
+        back = self._use(was) if was else run("rm", "-f", self._link, why="use no key")
         return [back, Command(f"{quote(['rm', '-f', *extra])}; {paths.REMOVE_NO_KEYS}", why="remove the key")]
 
     def undone(self, before: Facts, now: Facts) -> str:

@@ -42,6 +42,8 @@ def recorded(deployed: facts.Deployed) -> list[NeighbourStatus]:
                 data = json.loads(deployed.files[path].content)
                 found.append(NeighbourStatus(**{**data, "running": tuple(data["running"])}))
             except (ValueError, TypeError, KeyError) as error:
-                hint = "write it again as it was, or bring the neighbour back by hand and delete it"
-                raise Refused(f"{path} is not the record of a neighbour", cause=str(error), hint=hint) from error
+                hint = "correct the file; or start the neighbour by hand, then delete the file"
+                raise Refused(
+                    f"{path} cannot be read as the record of a replaced neighbour", cause=str(error), hint=hint
+                ) from error
     return found

@@ -55,7 +55,9 @@ class NeighbourReplaced(RecordedNeighbour):
         if now is None:
             return []
         known = read[facts.DEPLOYED].record(self._record) is not None
-        note = paths.write(f"{paths.VAR}/{self._record}", json.dumps(asdict(now)) + "\n", why=f"note how {self._name} stands")
+        note = paths.write(
+            f"{paths.VAR}/{self._record}", json.dumps(asdict(now)) + "\n", why=f"record how {self._name} runs now"
+        )
         return [*([] if known else [note]), *now.take_down()]
 
     def undo(self, before: Facts, now: Facts) -> list[Command] | NoUndo:
@@ -66,7 +68,7 @@ class NeighbourReplaced(RecordedNeighbour):
             return NoUndo("it was not there")
         if before[facts.DEPLOYED].record(self._record) is not None:
             return was.bring_back()  # an earlier run's record: it is owed until the last rollback
-        return [*was.bring_back(), run("rm", "-f", f"{paths.VAR}/{self._record}", why="the record is spent")]
+        return [*was.bring_back(), run("rm", "-f", f"{paths.VAR}/{self._record}", why="remove its record")]
 
     def undone(self, before: Facts, now: Facts) -> str:
         """Return what of the neighbour is not back."""

@@ -37,25 +37,25 @@ class NeighbourRestored(RecordedNeighbour):
         missing = not_back(self._was, self._now(read))
         if missing:
             return missing
-        return f"the record of {self._was.name} is not spent" if read[facts.DEPLOYED].record(self._record) is not None else ""
+        return f"the record of {self._was.name} is still there" if read[facts.DEPLOYED].record(self._record) is not None else ""
 
     def blockers(self, read: Facts) -> list[Blocker]:
         """Return that the neighbour no longer exists."""
         if self._now(read) is not None:
             return []
-        hint = f"its owner removed it; delete {paths.VAR}/{self._record} to say that nothing is owed"
+        hint = f"its owner removed it; if it need not come back, run this on the host: rm {paths.VAR}/{self._record}"
         return [Blocker(f"the replaced {self._was.kind} {self._was.name} no longer exists", hint=hint)]
 
     def act(self, read: Facts) -> list[Command]:
         """Return what brings it back; the record is removed by the last command."""
         back = self._was.bring_back() if not_back(self._was, self._now(read)) else []
-        return [*back, run("rm", "-f", f"{paths.VAR}/{self._record}", why="the record is spent")]
+        return [*back, run("rm", "-f", f"{paths.VAR}/{self._record}", why="remove its record")]
 
     def undo(self, before: Facts, now: Facts) -> list[Command]:
         """Return what takes it out of the way again, record included."""
         del before, now
         note = paths.write(
-            f"{paths.VAR}/{self._record}", json.dumps(asdict(self._was)) + "\n", why=f"note how {self._was.name} stood"
+            f"{paths.VAR}/{self._record}", json.dumps(asdict(self._was)) + "\n", why=f"record how {self._was.name} ran before"
         )
         return [note, *self._was.take_down()]
 
@@ -63,4 +63,8 @@ class NeighbourRestored(RecordedNeighbour):
         """Return that it still runs."""
         del before
         standing_now = self._now(now)
-        return "" if standing_now is None or standing_now.out_of_the_way else f"{self._was.name} is still up"
+        return (
+            ""
+            if standing_now is None or standing_now.out_of_the_way
+            else f"{self._was.name} is still {'running' if standing_now.active else 'enabled'}"
+        )

@@ -67,7 +67,10 @@ class NeighbourStatus:
                 f'{systemctl} disable --now {unit} && {{ [ -e "$file" ] || {systemctl} link "$real"; }}'
             )
             return [Command(script, why=f"stop and disable {self.name}", timeout=_STOP)]
-        return [run("docker", "update", "--restart=no", *self.members, why="it must not come back by itself"), *self.stop()]
+        return [
+            run("docker", "update", "--restart=no", *self.members, why=f"keep {self.name} from starting by itself"),
+            *self.stop(),
+        ]
 
     def bring_back(self) -> list[Command]:
         """Return what makes it stand like this again after :meth:`take_down`."""
@@ -75,7 +78,7 @@ class NeighbourStatus:
             enable = run(*_systemctl(self), "enable", _unit(self), why=f"enable {self.name} again")
             return [*([enable] if self.enabled else []), *self.start()]
         policies = [
-            run("docker", "update", f"--restart={policy}", name, why=f"give {name} its restart policy back")
+            run("docker", "update", f"--restart={policy}", name, why=f"set the restart policy of {name} again")
             for name, policy in self.members.items()
         ]
         return [*policies, *self.start()]
@@ -128,8 +131,8 @@ class NeighbourFacts:
             cause = f"the container {gone} was started with --rm"
         else:
             return []
-        hint = "let its owner start it in a way that lasts, or stop it"
-        return [Blocker(f"{self.name} would be gone for good once it is stopped", cause, hint)]
+        hint = "ask its owner to start it from a unit file, or without --rm; or to stop it"
+        return [Blocker(f"{self.name} could not be started again once it is stopped", cause, hint)]
 
     def gave_up(self, read: Facts) -> str:
         """Return that its manager starts it no more, "" where none says so."""
@@ -172,7 +175,7 @@ def not_back(was: NeighbourStatus | None, now: NeighbourStatus | None) -> str:
     if now is None:
         return f"{was.name} no longer exists"
     if was.kind in _SYSTEMCTL and (now.active, now.enabled) != (was.active, was.enabled):
-        return f"{was.name} is not as it was (running: {was.active}, starts by itself: {was.enabled})"
+        return f"{was.name} is not as before (running: {was.active}, enabled: {was.enabled})"
     for name, policy in was.members.items():  # what its owner added meanwhile is nobody's debt
         if name not in now.members:
             return f"{name} no longer exists"

@@ -29,7 +29,7 @@ class NeighbourTold(Told):
 
     def missing(self, read: Facts) -> str:
         """Return that they know of the pause alone."""
-        return "" if self._told(read) is None else "nobody was told yet that it is over"
+        return "" if self._told(read) is None else f"the people behind {self._neighbour} do not know yet that its pause is over"
 
     def act(self, read: Facts) -> list[Command]:
         """Return word of it, and the end of the record."""
@@ -39,4 +39,4 @@ class NeighbourTold(Told):
     def undo(self, before: Facts, now: Facts) -> NoUndo:
         """Leave it."""
         del before, now
-        return NoUndo("what was said cannot be unsaid")
+        return NoUndo("a message that was sent cannot be taken back")

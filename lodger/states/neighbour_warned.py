@@ -23,7 +23,7 @@ class Told(State):
     """
 
     def __init__(self, name: str, command: str, minutes: int) -> None:
-        self._command, self._minutes = command, minutes
+        self._neighbour, self._command, self._minutes = name, command, minutes
         self._path = f"{paths.VAR}/warned/{name}"
         self.facts: tuple[Fact[Any], ...] = (facts.DEPLOYED,)
 
@@ -41,8 +41,10 @@ class Told(State):
         """Return word that it is over, and the end of the record. That it cannot be told undoes nothing."""
         told = f"timeout 100 {telling('after', 0, self._command)}"
         return [
-            Command(told, why="tell the people behind it that it is over", timeout=120, ok=tuple(range(256))),
-            run("rm", "-f", self._path, why="the next pause is told anew"),
+            Command(
+                told, why=f"tell the people behind {self._neighbour} that its pause is over", timeout=120, ok=tuple(range(256))
+            ),
+            run("rm", "-f", self._path, why="remove the record of the warning"),
         ]
 
 
@@ -74,7 +76,7 @@ class NeighbourWarned(Told):
         told = self._told(read)
         if self._reached(read) or (before is not None and told is not None and told >= before[facts.MACHINE].clock):
             return ""
-        return f"nobody was told yet; the pause begins {self._minutes} minutes after"
+        return f"the people behind {self._neighbour} are not warned yet; its pause begins {self._minutes} minutes later"
 
     def act(self, read: Facts) -> list[Command]:
         """Return the telling, the wait, and the note that it was done."""
@@ -82,17 +84,24 @@ class NeighbourWarned(Told):
         path, folder = quote([self._path]), quote([self._path.rpartition("/")[0]])
         note = f"mkdir -p {folder} && date +%s > {path}.new && sync {path}.new && mv -f {path}.new {path}"
         return [
-            Command(telling("before", self._minutes, self._command), why="tell the people behind it", timeout=120),
-            Command(f"sleep {self._minutes * 60}", why="give them time", sudo=False, timeout=self._minutes * 60 + 60),
-            Command(note, why="note that they were told"),
+            Command(
+                telling("before", self._minutes, self._command), why=f"warn the people behind {self._neighbour}", timeout=120
+            ),
+            Command(
+                f"sleep {self._minutes * 60}",
+                why=f"wait {self._minutes} minutes after the warning",
+                sudo=False,
+                timeout=self._minutes * 60 + 60,
+            ),
+            Command(note, why="record the warning"),
         ]
 
     def undo(self, before: Facts, now: Facts) -> list[Command] | NoUndo:
         """Return word that it is over: by now everybody is back."""
         del before
-        return self._tell_after() if self._told(now) is not None else NoUndo("nobody was told")
+        return self._tell_after() if self._told(now) is not None else NoUndo("nobody was warned")
 
     def undone(self, before: Facts, now: Facts) -> str:
         """Return that they do not know yet."""
         del before
-        return "" if self._told(now) is None else "nobody was told that it is over"
+        return "" if self._told(now) is None else f"the people behind {self._neighbour} do not know that its pause is over"

@@ -51,7 +51,7 @@ class OldReleasesPruned(State):
         if extra:
             return f"release {extra[0]} is no longer needed"
         keys = _keys_of_nobody(deployed, kept)
-        return f"no release asks for the key {keys[0]}" if keys else ""
+        return f"no release needs the key {keys[0]}" if keys else ""
 
     def act(self, read: Facts) -> list[Command]:
         """Return the removal of old releases, of their lines in the history, and of images that nothing kept uses."""
@@ -64,13 +64,13 @@ class OldReleasesPruned(State):
             # only a removed one kept apart become one, since a rollback between equals would change nothing.
             lines = [item for item, _ in itertools.groupby(item for item in deployed.history if item in kept)]
             text = "".join(f"{item}\n" for item in lines)
-            commands.append(paths.write(paths.HISTORY, text, why="the history names what is kept"))
+            commands.append(paths.write(paths.HISTORY, text, why="record which releases are kept"))
         if extra:
             folders = quote([f"{paths.RELEASES}/{release}" for release in extra])
             commands.append(Command(f"rm -rf {folders}; {REMOVE_EMPTY}", why="remove old releases"))
         if keys := _keys_of_nobody(deployed, kept):
             files = quote([f"{paths.KEYS}/{name}" for name in keys])
-            commands.append(Command(f"rm -f {files}; {paths.REMOVE_NO_KEYS}", why="remove keys that no release asks for"))
+            commands.append(Command(f"rm -f {files}; {paths.REMOVE_NO_KEYS}", why="remove keys that no release needs"))
         ours = [line for line in (deployed.record("images") or "").splitlines() if line]
         try:
             used = _images(deployed, kept)
@@ -79,17 +79,21 @@ class OldReleasesPruned(State):
         for image in ours:
             if kept and image not in used:
                 # A container of somebody else may use it by now: then Docker refuses, and it stays.
-                commands.append(run("docker", "image", "rm", image, why="no kept release uses this image", ok=(0, 1)))
+                commands.append(run("docker", "image", "rm", image, why="remove an image that no kept release uses", ok=(0, 1)))
         if kept and set(ours) - used:
             commands.append(
-                paths.write(paths.IMAGES, "".join(f"{image}\n" for image in ours if image in used), why="images that are ours")
+                paths.write(
+                    paths.IMAGES,
+                    "".join(f"{image}\n" for image in ours if image in used),
+                    why="record which images Lodger pulled",
+                )
             )
         return commands
 
     def undo(self, before: Facts, now: Facts) -> NoUndo:
         """Leave them removed."""
         del before, now
-        return NoUndo("releases beyond the newest are not needed to go back")
+        return NoUndo("a rollback does not need them")
 
 
 def _images(deployed: Deployed, releases: Iterable[str]) -> set[str]:

@@ -87,11 +87,17 @@ class OnlyDriverChanges(State):
                 hint = (
                     f"install {change.name} first"
                     if what == "add"
-                    else f"ask who uses {change.name}, and move it out of the way"
+                    else f"ask who uses {change.name}; if nobody does, remove it first"
                 )
-                found.append(Blocker(f"apt would {what} {change.name}, which is not of the driver", "apt-get -s says so", hint))
+                found.append(
+                    Blocker(
+                        f"apt would {what} {change.name}, which is not a package of the driver",
+                        "`apt-get -s install` shows it",
+                        hint,
+                    )
+                )
         for one in read[self._conflicts]:
             if not one.declared and not packages.branch_of(one.owner):
-                what = f"{one.owner} owns {one.path}, which {one.new} brings too"
+                what = f"{one.owner} owns {one.path}, which the package {one.new} also contains"
                 found.append(Blocker(what, hint=f"ask who installed {one.owner}"))
         return found

@@ -64,7 +64,7 @@ class PackagesCached(State):
         new, old = self._lacking(read)
         if new:
             return f"{next(iter(new))} is not downloaded"
-        return next((f"the way back, {name} {version}, is not downloaded" for name, version in old.items()), "")
+        return next((f"{name} {version}, which an undo needs, is not downloaded" for name, version in old.items()), "")
 
     def act(self, read: Facts) -> list[Command]:
         """Return both downloads, the way back first, and the removal of what neither way needs; nothing is installed."""
@@ -72,7 +72,7 @@ class PackagesCached(State):
         needed = {*self._new(read).items(), *((one.name, one.version) for one in self._old(read))}
         needed |= {(one.name, one.version) for one in read[DPKG].packages.values()}
         spent = [path for package, path in read[CACHED].items() if package not in needed]
-        why = "download the packages that are installed now: the way back"
+        why = "download the packages that are installed now, for an undo"
         return [
             Command(f"{f'rm -f {quote(spent)}; ' if spent else ''}{_download(old)}", why=why, timeout=1800),
             Command(_download(new), why="download the new packages", timeout=1800),
@@ -81,7 +81,7 @@ class PackagesCached(State):
     def undo(self, before: Facts, now: Facts) -> NoUndo:
         """Keep them."""
         del before, now
-        return NoUndo("downloaded packages change nothing, and the next try needs them")
+        return NoUndo("downloaded packages change nothing, and the next run needs them")
 
 
 def _download(wanted: Mapping[str, str]) -> str:

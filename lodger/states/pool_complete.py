@@ -52,14 +52,14 @@ class PoolComplete(State):
             return blocker.what
         strangers, absent = self._differs(read)
         if strangers:
-            return f"{strangers[0]} is in the rotation of {self._roll.router} and no worker of its pool"
+            return f"{self._roll.router} lists {strangers[0]}, which is not a worker of its pool"
         if absent:
-            return f"{self._names[absent[0]]} serves and is not in the rotation of {self._roll.router}"
+            return f"{self._names[absent[0]]} serves, but {self._roll.router} does not list it"
         listed = read[self._rotation][self._roll.router]
         if isinstance(listed, OtherKey):
-            return f"{self._roll.router} asks for another key"
+            return f"{self._roll.router} uses another key"
         if listed is not None and self._serving(read) and not any(listed.values()):
-            return f"{self._roll.router} sends requests to nobody"
+            return f"{self._roll.router} sends requests to no worker"
         return ""
 
     def blockers(self, read: Facts) -> list[Blocker]:
@@ -78,4 +78,4 @@ class PoolComplete(State):
     def undo(self, before: Facts, now: Facts) -> NoUndo:
         """Leave it: the list belongs to the router's process, and its workers decide for themselves when they leave."""
         del before, now
-        return NoUndo("the router's list is made anew by its next deploy")
+        return NoUndo("the next deploy of the router writes its list again")

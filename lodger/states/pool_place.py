@@ -51,7 +51,7 @@ class PoolKey:
         """
         changes = bool(self.mark) and key_in_use(read[held_keys_fact(self.pool)]) != self.mark
         return [
-            Blocker(f"{other.name} asks for another key than its pool is to", hint="deploy its host in the same command")
+            Blocker(f"{other.name} does not use the key that its pool is to use", hint="deploy its host in the same command")
             for other in others
             if not other.changing and (isinstance(told.get(other.url), OtherKey) if not changes else bool(told.get(other.url)))
         ]
@@ -155,7 +155,7 @@ class PoolPlace:
         for member in self.members:
             differs = self.api.differences(read[self.identities].get(member.url, {}), wanted)
             if differs and not member.changing:
-                what = f"{member.name} does not serve what the rest of its pool is to serve"
+                what = f"{member.name} does not serve the same as the rest of its pool would"
                 found.append(
                     Blocker(what, ", ".join(differs), f"deploy its host in the same command, or ask who runs {member.url}")
                 )
@@ -171,7 +171,7 @@ class PoolPlace:
             return ""
         took = self.api.start_s(read[self.identities].get(self.own, {}))
         least = f"its last start took {took:.0f} s" if took is not None else f"a start may take {start:.0f} s"
-        return f"; nobody else serves the pool: there will be no answers until it is ready again ({least})"
+        return f"; no other worker serves the pool: it does not answer until this one is ready again ({least})"
 
 
 def take_out(place: PoolPlace, entries: Sequence[RouterEntry], serving: facts.Serving, service: Service) -> list[Command]:

@@ -45,7 +45,7 @@ class Rebooted(State):
     def missing(self, read: Facts) -> str:
         """Return that it is still the same boot, or that starting goes on."""
         if not self._goal.reached(read):
-            return "the host runs since before this run"
+            return "the host has not rebooted since this run began"
         return f"systemd is {read[facts.SYSTEM]}" if read[facts.SYSTEM] in {"starting", "initializing"} else ""
 
     def act(self, read: Facts) -> list[Command]:

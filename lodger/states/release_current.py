@@ -43,8 +43,10 @@ class ReleaseCurrent(State):
         """Return what is recorded instead."""
         deployed = read[facts.DEPLOYED]
         if deployed.current != self.release:
-            return f"the host is recorded to run {deployed.current or 'no release'}"
-        return "" if deployed.history == self._wanted(read) else f"the history says {' '.join(deployed.history) or 'nothing'}"
+            return f"the current release is {deployed.current or 'none'}"
+        return (
+            "" if deployed.history == self._wanted(read) else f"the recorded history is {' '.join(deployed.history) or 'empty'}"
+        )
 
     def act(self, read: Facts) -> list[Command]:
         """Return history and link, in this order: the link is what decides."""
@@ -62,13 +64,13 @@ class ReleaseCurrent(State):
         return (
             ""
             if (was.current, was.history) == (is_now.current, is_now.history)
-            else "the recorded release is not the previous one"
+            else "the recorded release is not the one from before"
         )
 
 
 def _record(release: str, history: Sequence[str]) -> list[Command]:
     if not release:
-        return [run("rm", "-f", paths.CURRENT, paths.HISTORY, why="no release is recorded")]
+        return [run("rm", "-f", paths.CURRENT, paths.HISTORY, why="record that there is no release")]
     target, new = quote([f"{paths.RELEASES}/{release}"]), quote([f"{paths.CURRENT}.new"])
     return [
         paths.write(paths.HISTORY, "".join(f"{item}\n" for item in history), why="record the release"),

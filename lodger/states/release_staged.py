@@ -78,11 +78,11 @@ class ReleaseStaged(State):
         return [
             Command(
                 "rm -rf {0} && mkdir -p {0} && tar -x --no-same-owner -C {0} && sync -f {0}".format(quote([new])),
-                why="upload the release beside",
+                why="upload the release",
                 stdin=archive(self._files.values()),
             ),
-            *([Command(verify + quote(units), why="let systemd check the units")] if units else []),
-            *(run("docker", "compose", "-f", path, "config", "--quiet", why="let Compose check its file") for path in composes),
+            *([Command(verify + quote(units), why="check the units with systemd")] if units else []),
+            *(run("docker", "compose", "-f", path, "config", "--quiet", why="check the Compose file") for path in composes),
             Command(
                 f"rm -rf {quote([old])}; [ ! -e {quote([self._folder])} ] || mv -T {quote([self._folder, old])};"
                 f" mv -T {quote([new, self._folder])} && rm -rf {quote([old])}",
@@ -95,11 +95,11 @@ class ReleaseStaged(State):
         # A try that was cut off may have staged another one.
         staged = sorted({self.release, *now[facts.DEPLOYED].stored} - set(before[facts.DEPLOYED].stored))
         if not staged:
-            return NoUndo("the release was on the host before; its files are only as they should be")
+            return NoUndo("the release was on the host before; this run only repaired its files")
         folders = [
             folder for release in staged for folder in (f"{paths.RELEASES}/{release}", f"{paths.RELEASES}/.{release}.new")
         ]
-        return [Command(f"rm -rf {quote(folders)}; {REMOVE_EMPTY}", why="remove what was staged")]
+        return [Command(f"rm -rf {quote(folders)}; {REMOVE_EMPTY}", why="remove the uploaded release")]
 
     def undone(self, before: Facts, now: Facts) -> str:
         """Return that the staged release is still there."""

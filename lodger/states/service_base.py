@@ -24,14 +24,14 @@ def install(release: str, service: Service) -> list[Command]:
         Command(
             f"mkdir -p {paths.SERVICES} && ln -sfn {quote([f'{source}/{service.name}', link + '.new'])}"
             f" && mv -fT {quote([link + '.new', link])}",
-            why=f"let {service.name} run the files of release {release}",
+            why=f"point {service.name} to the files of release {release}",
         ),
         Command(
             f"install -m 0644 {quote([f'{source}/units/{service.unit}', unit + '.new'])}"
             f" && mv -f {quote([unit + '.new', unit])} && systemctl daemon-reload",
             why=f"install {service.unit}",
         ),
-        run("systemctl", "enable", service.unit, why="start it at boot"),
+        run("systemctl", "enable", service.unit, why=f"start {service.unit} at boot"),
     ]
 
 
@@ -91,8 +91,10 @@ class ServiceState(State):
             return Blocker(what, cause, hint)
         if is_ours(owner, read, self.host):
             if owner.kind == "unit":
-                return Blocker(what, cause, f"it is Lodger's own and ends by itself: systemctl status {owner.name}")
-            hint = f"two of ours cannot change places at once: deploy without {self.service.name}, then with it again"
+                return Blocker(
+                    what, cause, f"it is a step of Lodger and ends by itself; to see it: systemctl status {owner.name}"
+                )
+            hint = f"one run cannot swap two services: deploy without {self.service.name} in the inventory, then again with it"
             return Blocker(what, cause, hint, f"{owner.name} off its old GPUs")
         replaced = sorted(names(owner, read) & self._replaced, key=str)
         return Blocker(what, cause, hint, f"no {replaced[0]}" if replaced else "")

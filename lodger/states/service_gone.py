@@ -61,7 +61,7 @@ class ServiceGone(ServiceState):
         back = [*pauses.put_back(pause_places(self.service), deployed), *install(deployed.current, self.service)]
         unit = before[facts.UNITS].get(self.service.unit)
         up = unit is not None and unit.active in UP
-        return [*back, *([run("systemctl", "start", self.service.unit, why="run it again")] if up else [])]
+        return [*back, *([run("systemctl", "start", self.service.unit, why=f"start {self.service.name} again")] if up else [])]
 
     def undone(self, before: Facts, now: Facts) -> str:
         """Return that it does not serve as it did."""

@@ -52,7 +52,7 @@ class ServiceInstalled(ServiceState):
         unit = read[self._unit]
         if installed is not None and not is_own_file(installed, self.host):
             cause = f"{paths.UNITS}/{self.service.unit} has no line `{MARK}{self.host}`"
-            found.append(Blocker(f"a unit named {self.service.unit} is not ours", cause, "rename it, or ask its owner to"))
+            found.append(Blocker(f"a unit named {self.service.unit} is not ours", cause, "ask its owner to rename it"))
         elif unit is not None and unit.fragment not in {"", f"{paths.UNITS}/{self.service.unit}"}:
             found.append(
                 Blocker(
@@ -70,7 +70,7 @@ class ServiceInstalled(ServiceState):
         if deployed.links.get(self.service.name) != self._release:
             return f"{self.service.name} runs the files of {deployed.links.get(self.service.name) or 'no release'}"
         if stored is None or installed != stored:
-            return f"{self.service.unit} is not the release's"
+            return f"{self.service.unit} is not the file of the release"
         for path in drop_ins(deployed, self.service.unit):
             return f"{path} changes {self.service.unit}"
         unit = read[self._unit]
@@ -79,7 +79,7 @@ class ServiceInstalled(ServiceState):
     def act(self, read: Facts) -> list[Command]:
         """Return link, unit and enablement, each put in place by a rename; nothing changes the unit from beside it."""
         beside = drop_ins(read[facts.DEPLOYED], self.service.unit)
-        gone = run("rm", "-rf", f"{paths.UNITS}/{self.service.unit}.d", why=f"let {self.service.unit} be as it is written")
+        gone = run("rm", "-rf", f"{paths.UNITS}/{self.service.unit}.d", why=f"remove the drop-ins of {self.service.unit}")
         return [*([gone] if beside else []), *install(self._release, self.service)]
 
     def _was(self, before: Facts) -> Service | None:
@@ -94,7 +94,7 @@ class ServiceInstalled(ServiceState):
         there = drop_ins(now[facts.DEPLOYED], was.unit)
         beside = {path: text for path, text in drop_ins(before[facts.DEPLOYED], was.unit).items() if there.get(path) != text}
         back = [
-            *(paths.write(path, text, why="put back what changed the unit") for path, text in beside.items()),
+            *(paths.write(path, text, why=f"put the drop-ins of {was.unit} back") for path, text in beside.items()),
             *install(before[facts.DEPLOYED].current, was),
         ]
         if not self._was_up(before):
@@ -106,7 +106,7 @@ class ServiceInstalled(ServiceState):
             *back,
             Command(
                 f"systemctl reset-failed {quote([was.unit])} 2>/dev/null; {quote(['systemctl', verb, was.unit])}",
-                why="run it again as before",
+                why=f"start {was.name} again as before",
                 timeout=was.stop + 60,
             ),
         ]
@@ -124,9 +124,9 @@ class ServiceInstalled(ServiceState):
         release = before[facts.DEPLOYED].current
         stored, installed = unit_files(deployed, release, was.unit)
         if deployed.links.get(was.name) != release or stored is None or stored != installed:
-            return f"{was.unit} is not that of release {release}"
+            return f"{was.unit} is not the file of release {release}"
         if drop_ins(deployed, was.unit) != drop_ins(before[facts.DEPLOYED], was.unit):
-            return f"what changed {was.unit} from beside it is not there again"
+            return f"the drop-ins of {was.unit} are not back"
         if not self._was_up(before):
             return ""
         serving = now[self._serving]

@@ -86,7 +86,7 @@ class ServiceReady(ServiceState):
         if up and container is not None and container.labels.get("io.lodger.config") == self.service.config:
             return NoUndo("the same configuration ran before")
         del now
-        return [run("systemctl", "stop", self.service.unit, why="stop what did not work", timeout=self.service.stop + 60)]
+        return [run("systemctl", "stop", self.service.unit, why=f"stop {self.service.name}", timeout=self.service.stop + 60)]
 
     def undone(self, before: Facts, now: Facts) -> str:
         """Return that the new configuration still runs."""

@@ -52,7 +52,7 @@ class ServiceStopped(State):
         unit = quote([self._service.unit])
         # Compose ends with 2 or 130 when it hears of the stop before it saw its container end: that is no failure to show.
         script = f"systemctl stop {unit} && {{ systemctl reset-failed {unit} 2>/dev/null || true; }}"
-        return [Command(script, why="its running requests end first", timeout=self._service.stop + 60)]
+        return [Command(script, why=f"stop {self._service.name} after its running requests", timeout=self._service.stop + 60)]
 
     def undo(self, before: Facts, now: Facts) -> list[Command] | NoUndo:
         """Return the start, if it ran."""

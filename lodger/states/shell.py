@@ -22,7 +22,7 @@ class Shell(State):
 
     def missing(self, read: Facts) -> str:
         """Return that the check says no."""
-        return "" if read[self._fact] else f"`{self._shown}` says no"
+        return "" if read[self._fact] else f"`{self._shown}` fails"
 
     def act(self, read: Facts) -> list[Command]:
         """Return ``run``."""
@@ -42,4 +42,4 @@ class Shell(State):
 
     def undone(self, before: Facts, now: Facts) -> str:
         """Return that the check still says yes."""
-        return f"`{self._shown}` still says yes" if now[self._fact] and not before[self._fact] else ""
+        return f"`{self._shown}` still succeeds" if now[self._fact] and not before[self._fact] else ""

@@ -85,4 +85,4 @@ class SmokePassed(State):
     def undo(self, before: Facts, now: Facts) -> NoUndo:
         """Leave the record: it names a container, and means nothing for another."""
         del before, now
-        return NoUndo("the record names a container and holds for no other")
+        return NoUndo("the record is valid for that container only")

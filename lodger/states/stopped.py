@@ -35,7 +35,7 @@ def without_gpu(was: NeighbourStatus | None, before: Facts | None, now: Facts) -
     if was is None or before is None:
         return ""
     lost = sorted(str(owner) for owner in was.owners() & _on_gpus(before) - _on_gpus(now))
-    return f"{lost[0]} has no GPU open again" if lost else ""
+    return f"{lost[0]} has not opened a GPU again" if lost else ""
 
 
 def _on_gpus(read: Facts) -> frozenset[Owner]:

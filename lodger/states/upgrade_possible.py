@@ -44,20 +44,30 @@ class UpgradePossible(State):
         if not kernel.headers:
             hint = f"apt-get install linux-headers-{kernel.release}"
             found.append(
-                Blocker(f"the headers of the running kernel {kernel.release} are missing", "dkms could not build", hint)
+                Blocker(
+                    f"the headers of the running kernel {kernel.release} are missing",
+                    "dkms needs them to build the module",
+                    hint,
+                )
             )
         offered = read[self._candidates]
         lacking = [name for name in packages.stack(self._goal.version) if name not in offered]
         if lacking:
             cause = f"apt-cache madison {lacking[0]} has no version {self._goal.version}"
             found.append(
-                Blocker(f"apt cannot install driver {self._goal.version}", cause, "apt-get update, or add its repository")
+                Blocker(
+                    f"apt cannot install driver {self._goal.version}",
+                    cause,
+                    "run apt-get update on the host, or add the repository of this driver",
+                )
             )
         # Somebody else's run is waited for; what a cut-off run of ours left is mended by a later state.
         if dpkg.complaint and not dpkg.busy and not read[facts.LEDGER]:
-            found.append(Blocker("dpkg is not at peace", dpkg.complaint, "dpkg --configure -a; apt-get -f install"))
+            found.append(
+                Blocker("dpkg has unfinished work", dpkg.complaint, "on the host: dpkg --configure -a; apt-get -f install")
+            )
         elif not lacking and not dpkg.complaint and not dpkg.busy and (cause := read[self._simulation].complaint):
-            hint = f"apt-get -s install {' '.join(packages.stack(self._goal.version))} tells more"
+            hint = f"this shows more: apt-get -s install {' '.join(packages.stack(self._goal.version))}"
             found.append(Blocker(f"apt cannot install driver {self._goal.version}", cause, hint))
         disk = read[self._disk]
         if disk.free < ROOM or not disk.writable:

@@ -13,10 +13,10 @@ from lodger.states.target import Target
 class WeightsPresent(State):
     """A model's files are in its folder, complete by what a fetch recorded, else by size. Fetching is another task's."""
 
-    def __init__(self, model: str, folder: str, size: int | None) -> None:
+    def __init__(self, model: str, folder: str, size: int | None, host: str = "NAME") -> None:
         """Take the model's name, its ``folder`` on the host, and its bytes in all where they are known."""
         self.name = f"weights_present({model})"
-        self._model, self._folder, self._size = model, folder, size
+        self._model, self._folder, self._size, self._host = model, folder, size, host
         self.fact = facts.folder_fact(folder)
         self.facts = (self.fact,)
 
@@ -24,7 +24,7 @@ class WeightsPresent(State):
     def of(cls, target: Target, item: str) -> WeightsPresent:
         """Return the state for ``item``."""
         model = target.fleet.models[item]
-        return cls(item, f"{target.host.models_dir}/{model.directory}", model.size_bytes)
+        return cls(item, f"{target.host.models_dir}/{model.directory}", model.size_bytes, target.host.name)
 
     def missing(self, read: Facts) -> str:
         """Return what is not there."""
@@ -42,4 +42,5 @@ class WeightsPresent(State):
     def blockers(self, read: Facts) -> list[Blocker]:
         """Return that the weights are missing: a deploy cannot make them."""
         what = self.missing(read)
-        return [Blocker(what, hint="`./ops fetch` brings them; or correct `models_dir`/`directory`")] if what else []
+        hint = f"./ops fetch --host {self._host}; or correct `models_dir` or the model's `directory`"
+        return [Blocker(what, hint=hint)] if what else []

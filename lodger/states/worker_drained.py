@@ -66,7 +66,7 @@ class WorkerDrained(ServiceState):
         return [
             *([f"{self.service.name} is stopped{gap}"] if gap else []),
             *(
-                f"{name} does not answer, and may come back as it was: deploy its host too, what the pool serves changes"
+                f"{name} does not answer, and may come back with what it served before: deploy its host too"
                 for name in sorted(silent if self._changes_pool else [])
             ),
         ]
@@ -82,7 +82,7 @@ class WorkerDrained(ServiceState):
     def undo(self, before: Facts, now: Facts) -> list[Command] | NoUndo:
         """Return what puts it back where it was."""
         gone = [entry for entry in self._place.listed(before) if entry not in self._place.listed(now)]
-        return [self._place.api.join(entry, self._place.header) for entry in gone] or NoUndo("it was in no rotation")
+        return [self._place.api.join(entry, self._place.header) for entry in gone] or NoUndo("no router listed it")
 
     def undone(self, before: Facts, now: Facts) -> str:
         """Return which router does not send it requests as before."""

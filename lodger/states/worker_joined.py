@@ -49,7 +49,7 @@ class WorkerJoined(ServiceState):
         for entry in self._out(read):
             return f"{entry.router} does not send it requests"
         for entry in self._former(read):
-            return f"{entry.router} still knows it as {entry.worker}"
+            return f"{entry.router} still lists its old address {entry.worker}"
         return ""
 
     def blockers(self, read: Facts) -> list[Blocker]:
@@ -57,9 +57,9 @@ class WorkerJoined(ServiceState):
         found = self._place.conflicts(read, self.service.identity)
         own = self._place.api.differences(read[self._place.identities].get(self._place.own, {}), self.service.identity)
         if own and self._runs_this(read):
-            what = f"{self.service.name} does not serve what its pool is to serve"
+            what = f"{self.service.name} does not serve the same as its pool"
             found.append(
-                Blocker(what, ", ".join(own), f"look who answers at {self._place.own}, and what its command line says")
+                Blocker(what, ", ".join(own), f"look which process answers at {self._place.own}, and with which options")
             )
         return found
 
@@ -74,7 +74,7 @@ class WorkerJoined(ServiceState):
         """Return its leave: what follows stops it. Where it was before is put back by the state that took it out."""
         del before
         listed = self._place.listed(now)
-        return take_out(self._place, listed, now[self._serving], self.service) if listed else NoUndo("it is in no rotation")
+        return take_out(self._place, listed, now[self._serving], self.service) if listed else NoUndo("no router lists it")
 
     def undone(self, before: Facts, now: Facts) -> str:
         """Return which router still sends it requests."""

@@ -121,8 +121,9 @@ def unit_honours_pause(service: Service, unit: str) -> bool:
     return f"ConditionPathExists=!{pause_places(service).record}" in unit.splitlines()
 
 
-def unit_ignores_pause(service: Service) -> Blocker:
-    """Return the blocker for a unit file that does not."""
+def unit_ignores_pause(service: Service, host: str) -> Blocker:
+    """Return the blocker for a unit file that starts ``service`` although its pause is recorded."""
     what = f"the next boot would start {service.name} although it is paused"
-    cause = f"{service.unit} was made by a Lodger that knew no pauses"
-    return Blocker(what, cause, f"deploy first, then pause; or resume {service.name} before you go back")
+    cause = f"{service.unit} was written by an older Lodger, which had no pauses"
+    back = f"./ops resume --host {host} --worker {service.name.removeprefix('worker-')}"
+    return Blocker(what, cause, f"before a pause, run this: ./ops deploy --host {host}; before a rollback: {back}")

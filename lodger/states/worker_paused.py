@@ -36,7 +36,7 @@ class WorkerPaused(WorkerPause):
         """Return that nobody else serves the pool; without a router the state that stops the worker says it."""
         place, pool = self._way_back.place, self.service.pool
         alone = place.listed(read) and place.outage_note(read, self.service.start)
-        only = f"worker {self._worker} is the only one that serves pool {pool}: it answers nothing meanwhile"
+        only = f"worker {self._worker} is the only one that serves pool {pool}: the pool does not answer meanwhile"
         return [only] if alone else []
 
     def _wanted(self, read: Facts) -> Pause:
@@ -50,21 +50,25 @@ class WorkerPaused(WorkerPause):
         there, wanted = self._pause(read), self._wanted(read)
         if there is None or pauses.renewed(there) != wanted:
             until = f" until {wanted.until}" if wanted.until else ""
-            return f"worker {self._worker} is not recorded to be paused{until}"
+            return f"the pause of worker {self._worker}{until} is not recorded"
         if read[self._motd] != there.motd:
-            return "the message of the day does not say so"
+            return "the message of the day does not show the pause"
         files, deployed = self._way_back.files(self.service, wanted), read[facts.DEPLOYED].files
         if any(path not in deployed or deployed[path].content != text for path, text in files.items()):
-            return "nothing brings it back on time"
+            return "the files that resume it on time are missing or differ"
         timer = read[self._timer]
         if bool(files) != (timer is not None and timer.active == "active"):
-            return f"{self.places.timer} {'does not run' if files else 'would bring it back'}"
+            return f"{self.places.timer} {'is not running' if files else 'would resume it, but the pause has no end'}"
         return ""
 
     def blockers(self, read: Facts) -> list[Blocker]:
         """Return that its unit would start it at the next boot all the same."""
         unit = read[facts.DEPLOYED].files.get(f"{paths.UNITS}/{self.service.unit}")
-        return [unit_ignores_pause(self.service)] if unit is None or not unit_honours_pause(self.service, unit.content) else []
+        return (
+            [unit_ignores_pause(self.service, self._way_back.host)]
+            if unit is None or not unit_honours_pause(self.service, unit.content)
+            else []
+        )
 
     def act(self, read: Facts) -> list[Command]:
         """Return record and message, and the timer where there is a time."""

@@ -37,4 +37,12 @@ class ServiceResumed(ServiceReady):
     def undo(self, before: Facts, now: Facts) -> list[Command] | NoUndo:
         """Return the stop: the GPUs are needed once more, to go back."""
         del before, now
-        return [run("systemctl", "stop", self.service.unit, why="free the GPUs to go back", timeout=self.service.stop + 60)]
+        return [
+            run(
+                "systemctl",
+                "stop",
+                self.service.unit,
+                why=f"stop {self.service.name}: the undo needs its GPUs",
+                timeout=self.service.stop + 60,
+            )
+        ]

@@ -34,7 +34,7 @@ class WorkerStillPaused(WorkerPause):
             return f"the record of its pause names GPUs {' '.join(map(str, pause.gpus))}"
         for path, text in self._files(pause).items():
             if path not in there or there[path].content != text:
-                return f"{path} would not bring back what is deployed now"
+                return f"{path} would not start the release that is deployed now"
         return ""
 
     def _wanted(self, pause: Pause) -> Pause:
@@ -59,5 +59,5 @@ class WorkerStillPaused(WorkerPause):
     def undo(self, before: Facts, now: Facts) -> list[Command] | NoUndo:
         """Return what puts the earlier way back in place."""
         if self._pause(before) is None or self._pause(now) is None:
-            return NoUndo("its pause is no business of this run")
+            return NoUndo("this run did not pause it")
         return super().undo(before, now)

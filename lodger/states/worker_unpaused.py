@@ -33,7 +33,7 @@ class WorkerUnpaused(WorkerPause):
         if pause is not None:
             return str(pause)
         if read[self._motd] or read[self._timer] is not None or any(path in files for path in self.places.way_back):
-            return f"something of the pause of worker {self._worker} is left"
+            return f"the message of the day, the timer or its files are left of the pause of worker {self._worker}"
         return ""
 
     def act(self, read: Facts) -> list[Command]:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 # ruff: noqa: PLC0415
 
 
-@verb(*RUN, help={"force": "deploy although what is deployed is newer than this checkout"})
+@verb(*RUN, help={"force": "deploy even if the deployed release is newer than this checkout"})
 def deploy(asked: Asked, force: bool = False) -> None:
     """Make hosts serve what the inventory says, and verify it."""
     _side_by_side(asked, _deploys(asked, force))
@@ -49,7 +49,7 @@ def _deploys(asked: Asked, force: bool) -> Sequence[Request]:
 
 @verb(*RUN)
 def rollback(asked: Asked) -> None:
-    """Go one release back, verified; at the end of the line the replaced neighbours are back."""
+    """Go one release back, verified; the last rollback also puts replaced neighbours back."""
     from lodger.plans import runbook
     from lodger.plans.rollback import Rollback
 
@@ -57,9 +57,9 @@ def rollback(asked: Asked) -> None:
     _side_by_side(asked, [Rollback(asked.fleet, host, book, together) for host in asked.hosts])
 
 
-@verb(*RUN, WORKER, help={"until": 'HH:MM or "YYYY-MM-DD HH:MM" by the host\'s clock: then it comes back by itself'})
+@verb(*RUN, WORKER, help={"until": 'HH:MM or "YYYY-MM-DD HH:MM" by the host\'s clock: the worker then resumes by itself'})
 def pause(asked: Asked, until: str = "") -> None:
-    """Give a worker's GPUs back for a while: out of its pool, stopped, and said to whoever logs in."""
+    """Stop a worker for a while, so that others can use its GPUs; the message of the day says so."""
     from lodger.plans import runbook
     from lodger.plans.pause import PauseWorker
 
@@ -68,9 +68,9 @@ def pause(asked: Asked, until: str = "") -> None:
     _one_after_another(asked, [PauseWorker(asked.fleet, host, book, worker, who, until) for host in asked.hosts])
 
 
-@verb(*RUN, WORKER, help={"wait": "wait so many minutes for who is on its GPUs, instead of refusing"})
+@verb(*RUN, WORKER, help={"wait": "minutes to wait until its GPUs are free, instead of refusing"})
 def resume(asked: Asked, wait: int = 0) -> None:
-    """Bring a paused worker back, once nobody is on its GPUs."""
+    """Start a paused worker again, once its GPUs are free."""
     from lodger.plans import runbook
     from lodger.plans.pause import ResumeWorker
 
@@ -81,7 +81,7 @@ def resume(asked: Asked, wait: int = 0) -> None:
 def _worker(asked: Asked) -> str:
     if asked.worker is None:
         there = ", ".join(asked.hosts[0].workers) or "none"
-        raise UsageError("no worker is named", hint=f"--worker NAME; there is: {there}")
+        raise UsageError("no worker is named", hint=f"--worker NAME; the workers are: {there}")
     return asked.worker
 
 
@@ -90,18 +90,18 @@ def _worker(asked: Asked) -> str:
     name="run",
     positional=["name"],
     help={
-        "name": "a runbook, runbooks/NAME.md in the inventory's folder or of Lodger",
-        "now": "pause neighbours outside their hours too",
+        "name": "the runbook: runbooks/NAME.md beside the inventory, or one that Lodger has",
+        "now": "pause neighbours outside their `hours:` too",
     },
 )
 def runbook(asked: Asked, name: str, now: bool = False) -> None:
-    """Carry out a runbook: each host after the other, until one fails; without --host on the hosts that it names."""
+    """Carry out a runbook, one host after the other, until one fails; without --host on the hosts that it names."""
     from lodger.plans import runbook as books
     from lodger.plans.maintenance import Maintenance
     from lodger.tasks.options import chosen
 
     if name in {"deploy", "rollback", "pause", "resume"}:
-        raise UsageError(f"{name} is a task of its own", hint=f"./ops {name} --host NAME")
+        raise UsageError(f"{name} is not run as a runbook; it has its own task", hint=f"./ops {name} --host NAME")
     book = books.load(name, *books.folders(asked.fleet.folder))
     hosts = chosen(asked.fleet, asked.host or ",".join(book.hosts) or None)
     _one_after_another(asked, [Maintenance(asked.fleet, host, book, now) for host in hosts])

@@ -13,7 +13,7 @@ from lodger.tasks.offline import refuse_what_breaks
 from lodger.tasks.options import Asked, inventory, verb
 
 
-@verb(help={"fast": "leave the tests on twins out"})
+@verb(help={"fast": "leave out the tests on twins"})
 def test(asked: Asked, fast: bool = False) -> None:  # noqa: PT028  a task, no test
     """Run everything CI runs: lint, types, import rules, and all tests."""
     del asked
@@ -21,7 +21,7 @@ def test(asked: Asked, fast: bool = False) -> None:  # noqa: PT028  a task, no t
     refuse_what_breaks(fleet, list(fleet.hosts.values()))
     for command in (["ruff", "check", "."], ["ruff", "format", "--check", "."], ["mypy"], ["lint-imports"]):
         if subprocess.call(command):
-            raise LodgerError(f"`{' '.join(command)}` found something")
+            raise LodgerError(f"`{' '.join(command)}` failed")
     only = ["tests/unit", "tests/golden", "tests/simulator"] if fast else []
     # Four at a time on two cores: tests on twins wait for half of their time. Long modules begin first (tests/conftest.py).
     pytest = [sys.executable, "-m", "pytest", "-n", "4", "--dist", "loadfile", "--no-loadscope-reorder"]

@@ -35,12 +35,12 @@ def smoke(asked: Asked) -> None:
 @verb(
     *HOSTS,
     help={
-        "probe": "run a container with all GPUs too; it pulls nothing and is removed",
+        "probe": "also run a container with all GPUs; it pulls no image and is removed",
         "report": "write everything to this file, without names, addresses, ids and secrets",
     },
 )
 def doctor(asked: Asked, probe: bool = False, report: str | None = None) -> None:
-    """Name what is wrong with hosts, or soon will be, and what to do about it; they are only read."""
+    """Show what is wrong with hosts, or soon will be, and what to do; nothing is changed."""
     from lodger import checkout
     from lodger.checks.doctor.report import write
     from lodger.checks.doctor.task import examine
@@ -65,10 +65,10 @@ def doctor(asked: Asked, probe: bool = False, report: str | None = None) -> None
     *LOOK[1:2],
     replace(JSON, help="print a JSON array, one object a router"),
     *LOOK[3:],
-    help={"prefixes": "how many; three for each worker without it"},
+    help={"prefixes": "how many prefixes to send; without it, three for each worker"},
 )
 def affinity(asked: Asked, prefixes: int = 0) -> None:
-    """Show whether prompts go back to the worker that has them cached, beside a router that takes turns; exit 1 if not."""
+    """Show whether prompts return to the worker that has them cached, compared with round_robin; exit 1 if not."""
     from lodger.checks.affinity import measure
 
     fleet = asked.fleet

@@ -13,7 +13,7 @@ from lodger.tasks.output import print_json
 
 
 @verb(
-    replace(JSON, help="as JSON"),
+    replace(JSON, help="print JSON"),
     help={"show": "the run to show: its name, or the beginning of it", "verify": "check the chain of hashes of every run"},
 )
 def journal(asked: Asked, show: str | None = None, verify: bool = False) -> None:
@@ -33,7 +33,7 @@ def journal(asked: Asked, show: str | None = None, verify: bool = False) -> None
     help={"run": "the run: its name, or the beginning of it", "out": "file to write; standard output without it"},
 )
 def postmortem(asked: Asked, run: str, out: str | None = None) -> None:
-    """Write the document on a run: summary, impact, timeline, what changed, evidence, and what is left to a person."""
+    """Write a postmortem of a run: summary, impact, timeline, changes, evidence; root cause and follow-ups are left to you."""
     from lodger.run import history
 
     text = history.postmortem(run)

@@ -61,7 +61,7 @@ def _write_release(fleet: Fleet, host: Host, folder: Path) -> RunResult:
 
 @verb(HOSTS_DIR, replace(JSON, help="print a JSON array, one object a finding"))
 def lint(asked: Asked) -> None:
-    """Name what in the inventory is known to break, by numbered rules; no host is contacted."""
+    """Show what in the inventory is known to fail, by numbered rules; no host is contacted."""
     from lodger import lint as findings
     from lodger.checks import lint as rules
 
@@ -78,7 +78,7 @@ def lint(asked: Asked) -> None:
     *HOSTS,
     help={
         "svg": "write the bars to this file",
-        "solve": "context or concurrency: the settings that give most of it",
+        "solve": "context or concurrency: show the settings that give the most of it",
         "learn": "WORKER=TOKENS: take the KV cache that a running engine reported as right",
     },
 )
@@ -107,12 +107,12 @@ def pin(asked: Asked) -> None:
     if asked.json:
         print_json([change.__dict__ for change in changes])
     else:
-        print("\n".join(str(change) for change in changes) or "every digest is the registry's")
+        print("\n".join(str(change) for change in changes) or "every digest is the same as the registry's")
 
 
 @verb(HOSTS_DIR, replace(JSON, help="print the mistakes as JSON"), name="check")
 def runbook_check(asked: Asked) -> None:
-    """Read every runbook, those in the inventory's folder too, and say every mistake, with file and line."""
+    """Read every runbook, also those beside the inventory, and show every mistake, with file and line."""
     from lodger.plans import runbook as books
 
     folders = books.folders(asked.fleet.folder)
@@ -121,5 +121,5 @@ def runbook_check(asked: Asked) -> None:
         print_json(mistakes)
     else:
         read = ", ".join(f"{len(list(folder.glob('*.md')))} in {folder}" for folder in folders)
-        print("\n".join(mistakes) or f"every runbook is well: {read}")
+        print("\n".join(mistakes) or f"every runbook is valid: {read}")
     end([2] if mistakes else [])

@@ -35,7 +35,7 @@ HOST = TaskOption("host", None, "NAME[,NAME] or all")
 HOSTS_DIR = TaskOption("hosts_dir", None, "another inventory than hosts/ (also: LODGER_HOSTS)")
 JSON = TaskOption("json", False, "print a JSON array, one object a host")
 DRY_RUN = TaskOption("dry_run", False, "show what would be done and change nothing")
-BREAK_LOCK = TaskOption("break_lock", False, "take over a lock whose owner has been silent too long")
+BREAK_LOCK = TaskOption("break_lock", False, "take over a lock that its owner no longer renews")
 WORKER = TaskOption("worker", None, "the worker's name on that host")
 
 HOSTS = (HOST, JSON, HOSTS_DIR)
@@ -77,7 +77,7 @@ def inventory(hosts_dir: str | None) -> Fleet:
         # `lab` aims by LODGER_HOSTS: a flag that quietly won would send a rehearsal to the real hosts.
         raise UsageError(
             f"two inventories are named: --hosts-dir {hosts_dir} and LODGER_HOSTS={aimed}",
-            hint="name one of them; `lab` names its twins': `LODGER_HOSTS=DIR ./ops lab TASK` has twins of another one",
+            hint="give only one; `./ops lab` sets its own: for twins of another inventory, LODGER_HOSTS=DIR ./ops lab TASK",
         )
     return load(Path(hosts_dir or os.environ.get("LODGER_HOSTS") or checkout.ROOT / "hosts"))
 
@@ -86,15 +86,15 @@ def chosen(fleet: Fleet, host: str | None) -> list[Host]:
     """Return the hosts that ``--host NAME[,NAME]|all`` names, each once; raise UsageError for a name that is none."""
     there = ", ".join(fleet.hosts)
     if not host:
-        raise UsageError("no host is named", hint=f"--host NAME[,NAME]|all; there is: {there}")
+        raise UsageError("no host is named", hint=f"--host NAME[,NAME]|all; the hosts are: {there}")
     names = (
         list(fleet.hosts) if host == "all" else list(dict.fromkeys(part.strip() for part in host.split(",") if part.strip()))
     )
     if not names:
-        raise UsageError(f"`--host {host}` names no host", hint=f"--host NAME[,NAME]|all; there is: {there}")
+        raise UsageError(f"`--host {host}` names no host", hint=f"--host NAME[,NAME]|all; the hosts are: {there}")
     for name in names:
         if name not in fleet.hosts:
-            raise UsageError(f"there is no host {name} in {fleet.folder}", hint=f"there is: {there}")
+            raise UsageError(f"there is no host {name} in {fleet.folder}", hint=f"the hosts are: {there}")
     return [fleet.hosts[name] for name in names]
 
 

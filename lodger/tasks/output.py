@@ -50,7 +50,7 @@ def finish(results: Sequence[RunResult], *, as_json_array: bool) -> None:
         for change in result.losses:
             terminal.note(result.host, f"foreign, lost or changed: {change}")
         for change in result.news:
-            terminal.note(result.host, f"meanwhile, not by us: {change}")
+            terminal.note(result.host, f"changed meanwhile, not by Lodger: {change}")
     if as_json_array:
         print_json([as_json(result) for result in results])
     else:
@@ -71,7 +71,7 @@ def summary(result: RunResult) -> str:
     if str(result.status) == "failed" and any(str(state.status) == "undone" for state in result.states):
         what = "failed; the host is as it was before"
     if result.unfinished:
-        what = "failed; what an earlier run began is still to be finished, or rolled back"
+        what = f"failed, and an earlier run is still unfinished: run it again, or ./ops rollback --host {result.host}"
     if result.losses:
         what += "; something foreign was lost or changed"
     trips = f", {result.round_trips} round trips" if result.round_trips else ""

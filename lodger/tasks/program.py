@@ -24,7 +24,8 @@ class LodgerProgram(Program):
             super().parse_core(argv)
         if self.args.dry.value:
             raise Exit(
-                "--dry is Invoke's own and would stop nothing here\n  hint: TASK --dry-run shows what would be done", code=2
+                "--dry is an option of Invoke and does not work here\n  hint: ./ops TASK --dry-run shows what would be done",
+                code=2,
             )
 
     def parse_tasks(self) -> None:
@@ -43,7 +44,7 @@ def _usage() -> Iterator[None]:
     try:
         yield
     except ParseError as error:
-        raise Exit(f"{error}\n  hint: `./ops --list` names the tasks, `./ops --help TASK` their options", code=2) from error
+        raise Exit(f"{error}\n  hint: `./ops --list` shows the tasks, `./ops --help TASK` their options", code=2) from error
 
 
 def main() -> None:

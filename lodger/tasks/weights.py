@@ -16,8 +16,8 @@ from lodger.tasks.output import finish
     help={
         "model": "NAME[,NAME]; without it, those that the host's workers need",
         "from": "a host that has the weights, and serves them to this one",
-        "verify": "hash everything anew and compare it with the manifest",
-        "replace": "put right what is there with other content",
+        "verify": "hash every file again and compare it with the manifest",
+        "replace": "fetch files again whose content differs",
         "cancel": "stop a fetch; what is there is kept",
     },
 )
@@ -36,8 +36,8 @@ def fetch(
     hosts = asked.hosts
     giver = chosen(asked.fleet, from_) if from_ else []
     if len(giver) > 1 or any(one in hosts for one in giver):
-        raise UsageError("--from takes one host, which is none of --host", hint="--host node2 --from node1")
+        raise UsageError("--from takes one host, which is not one of --host", hint="--host node2 --from node1")
     if sum((verify, cancel, bool(from_))) > 1 or (replace and (verify or cancel)):
-        raise UsageError("--verify, --cancel and --from or --replace exclude each other", hint="one after the other")
+        raise UsageError("--verify, --cancel and --from or --replace cannot be used together", hint="use one after the other")
     options = FetchOptions(verify=verify, replace=replace, cancel=cancel, dry_run=asked.dry_run)
     finish(fetch_all(asked.fleet, hosts, model, options, giver[0] if giver else None), as_json_array=asked.json)

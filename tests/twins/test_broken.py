@@ -86,7 +86,7 @@ def test_a_neighbour_that_would_be_gone_once_it_is_stopped_is_refused(
     ran = site.ops("deploy", "--host", "node1", "--json")
 
     assert ran.code == 3, str(ran)
-    assert ran.one["error"]["what"] == f"{name} would be gone for good once it is stopped"
+    assert ran.one["error"]["what"] == f"{name} could not be started again once it is stopped"
     assert judge.difference(before, judge.snapshot(twin)) == []
     twin.exec(end)
 

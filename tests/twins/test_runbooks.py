@@ -92,7 +92,7 @@ def test_a_shell_state_that_fails_has_the_ones_before_undone(written: Callable[[
     assert ran.code == 1, str(ran)
     first, second = ran.data
     assert "no such luck" in first["error"]["cause"]
-    assert (second["outcome"], second["error"]["what"]) == ("refused", "node1 failed, so node2 was not begun")
+    assert (second["outcome"], second["error"]["what"]) == ("refused", "node1 failed, so node2 was not started")
     assert node1.exec("ls /var/tmp/note", check=False).returncode != 0
 
 
@@ -106,7 +106,7 @@ def test_a_mistake_of_our_own_is_undone_and_reported_like_any_failure(
     )
     ran = site.ops("runbook", written("chmod 640 /var/tmp/note/text"), "--json", first=mistake)
     assert ran.code == 1, str(ran)
-    assert (ran.one["error"]["what"], ran.one["error"]["cause"]) == ("this is a mistake in Lodger", "KeyError: 'a mistake'")
+    assert (ran.one["error"]["what"], ran.one["error"]["cause"]) == ("this is a bug in Lodger", "KeyError: 'a mistake'")
     assert node1.exec("ls /var/tmp/note /var/lib/lodger/unfinished.json", check=False).stdout == ""
     assert "Traceback" in (site.journal / ran.one["journal"] / "events.jsonl").read_text()
 

@@ -78,7 +78,7 @@ def driver_upgrade(lab: Lab, *, worker: bool = True) -> Scenario:
         seen = found.exec("nvidia-smi --query-gpu=driver_version --format=csv,noheader | sort -u", check=False).stdout.strip()
         wrong = [] if loaded == seen == NEW else [f"the module is {loaded or 'not loaded'}, nvidia-smi says {seen}"]
         said = found.exec("dpkg --audit; apt-get check -qq", check=False).stdout.strip()
-        wrong += [f"dpkg is not at peace: {said}"] if said else []
+        wrong += [f"dpkg has unfinished work: {said}"] if said else []
         program = found.exec("supervisorctl status aigc-creator", check=False).stdout
         wrong += [] if "RUNNING" in program else [f"the image service is not back: {program}"]
         running = found.exec(["docker", "inspect", "-f", "{{.State.Running}}", container], check=False).stdout.strip()

@@ -22,7 +22,14 @@ from lodger.host import ssh
 from lodger.host.command import Command, Result
 from lodger.tasks import program
 
-READS = {"read the facts", "renew the lock", "unlock", "a witness looks", "take the pool's turn", "give the pool's turn back"}
+READS = {
+    "read the facts",
+    "renew the lock",
+    "unlock",
+    "read as a witness",
+    "take the lock of the pool",
+    "release the lock of the pool",
+}
 
 
 class Blow:

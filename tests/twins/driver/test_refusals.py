@@ -28,7 +28,10 @@ def test_what_stands_in_the_way_is_refused_by_name_and_nothing_is_stopped(old: T
         refused(site.ops(*UPGRADE), "aigc-creator may only be paused", "--now")
         stranger, headers = (str(pid), "train", "neighbours:"), ("headers", "linux-headers")
         refused(
-            site.ops(*UPGRADE, "--now"), *stranger, *headers, "apt would remove colleague-monitor, which is not of the driver"
+            site.ops(*UPGRADE, "--now"),
+            *stranger,
+            *headers,
+            "apt would remove colleague-monitor, which is not a package of the driver",
         )
         site.hosts.joinpath("node1.yml").write_text(declares.replace(NEW, "590.44.01"))
         refused(site.ops(*UPGRADE, "--dry-run"), "apt cannot install driver 590.44.01")

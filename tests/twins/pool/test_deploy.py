@@ -82,7 +82,7 @@ def test_a_pool_that_drifted_is_shown_by_plan_and_mended_in_turn_without_a_resta
 
     plan = site.ops("plan", "--host", "all").out
 
-    assert f"pool_complete: {stranger} is in the rotation of {ROUTER} and no worker of its pool" in plan
+    assert f"pool_complete: {ROUTER} lists {stranger}, which is not a worker of its pool" in plan
     assert f"worker_joined(a): http://{node2.address}:30002 does not send it requests" in plan
     turn = "/var/lib/lodger/lock-qwen38"
     eve = {"user": "eve", "run": "hers", "pid": 1, "started": 0, "machine": "elsewhere"}
@@ -90,7 +90,7 @@ def test_a_pool_that_drifted_is_shown_by_plan_and_mended_in_turn_without_a_resta
     deploy = site.start("deploy", "--host", "all")
     assert deploy.stderr is not None
     heard = next((line for line in deploy.stderr if "waiting for eve" in line), "")
-    assert "in pool qwen38" in heard, "a command of somebody else has the pool's turn"
+    assert "in pool qwen38" in heard, "another command holds the pool"
     assert member not in rotation(node2)
     node2.exec(["rm", turn])
     assert deploy.wait(timeout=PATIENCE) == 0, deploy.stderr.read()
@@ -106,7 +106,7 @@ def test_one_host_alone_may_not_serve_something_else_than_its_pool(lab: Lab, sit
     refused = site.ops("deploy", "--host", "node2")
 
     assert refused.code == 3, str(refused)
-    assert "worker a on node1 does not serve what the rest of its pool is to serve" in refused.err
+    assert "worker a on node1 does not serve the same as the rest of its pool would" in refused.err
     assert "context_length 131072 instead of 65536" in refused.err
     site.hosts.joinpath("fleet.yml").write_text(was)
     assert rotation(lab.twin("node2")).keys() >= {"http://127.0.0.1:30000", "http://127.0.0.1:30001"}
@@ -123,8 +123,14 @@ def swapped(what: str) -> Callable[[dict[str, dict[str, dict[str, object]]]], No
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (swapped("gpus"), ("GPU 4, 5, 6, 7 is held", "deploy without worker-a, then with it again")),
-        (swapped("port"), ("port 30001 is taken by container lodger-worker-b", "deploy without worker-a, then with it again")),
+        (swapped("gpus"), ("GPU 4, 5, 6, 7 is held", "deploy without worker-a in the inventory, then again with it")),
+        (
+            swapped("port"),
+            (
+                "port 30001 is taken by container lodger-worker-b",
+                "deploy without worker-a in the inventory, then again with it",
+            ),
+        ),
         (lambda host: host["router"].update(port=9100), ("port 9100 is taken", "choose another port")),
     ],
     ids=["gpus swapped", "ports swapped", "router on a port that somebody has"],

@@ -125,7 +125,10 @@ def test_a_verify_where_nothing_is_deployed_says_so_instead_of_what_every_witnes
     asked = witnesses(monkeypatch, False, False)
     failed = verify(fleet, meant(node1))
     assert failed.error is not None
-    assert (str(failed.error), failed.error.hint) == ("node1: nothing of ours is deployed here", "./ops deploy --host node1")
+    assert (str(failed.error), failed.error.hint) == (
+        "node1: Lodger has deployed nothing on this host",
+        "./ops deploy --host node1",
+    )
     assert (failed.exit_code, asked) == (1, [])
 
 

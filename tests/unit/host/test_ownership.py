@@ -125,7 +125,7 @@ def test_a_daemon_that_root_started_holds_up_no_deploy_and_stays_until_a_person_
     assert deploy_is_content(BY_ROOT, Path())
     assert doctor_is_content(BY_ROOT, Path())
     (blocker,) = GOAL.strangers(at(processes=[BY_ROOT]))
-    assert blocker.what == "pid 5 is a daemon of the driver (/usr/bin/nvidia-persistenced) that no unit of its own runs"
+    assert blocker.what == "pid 5 is a daemon of the driver (/usr/bin/nvidia-persistenced) that its unit did not start"
     assert "kill 5" in blocker.hint
     assert GOAL.holders(at(processes=[BY_ROOT])) != [], "the module cannot be unloaded under it"
     assert GOAL.holders(at(processes=[DAEMONS["persistenced"]])) == []

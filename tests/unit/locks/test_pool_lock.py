@@ -149,7 +149,7 @@ def test_a_turn_is_taken_once_and_nobody_holds_two(router: Shell) -> None:
     run = Run(router)
     run.take()
     run.take()
-    assert router.ran == ["take the pool's turn"]
+    assert router.ran == ["take the lock of the pool"]
     run.take("r")
     assert not router.lock.exists(), "who waits for another pool keeps nobody waiting"
     assert (router.folder / "var/lock-r").exists()
@@ -163,7 +163,7 @@ def test_the_turns_of_workers_that_are_away_together_are_taken_and_given_back_to
     first.take("r", "s", "q")
     first.take("r", "s", "q")
     assert (router.holder(), other.exists()) == ("run-1", True)
-    assert router.ran == ["take the pool's turn"] * 2
+    assert router.ran == ["take the lock of the pool"] * 2
     thread = background(lambda: second.take("q"))
     until_true(lambda: second.waited)
     first.turns.give_back()
@@ -196,7 +196,7 @@ def test_who_gives_up_waiting_takes_nothing(router: Shell) -> None:
 
 def test_waiting_has_an_end(router: Shell) -> None:
     router.hold(OTHER)
-    with pytest.raises(StateFailed, match=r"eve .* has its turn in pool q for too long"):
+    with pytest.raises(StateFailed, match=r"pool q is still held by eve"):
         Run(router, patience=0.2).take()
     assert router.holder() == "run-2"
 
@@ -206,13 +206,13 @@ def test_the_turn_of_ones_own_dead_run_is_taken_over_at_once(router: Shell) -> N
     run = Run(router)
     run.take()
     assert (router.holder(), run.waited) == ("run-1", [])
-    assert "taking over the turn of" in run.notes[0]
+    assert "taking over the lock of pool" in run.notes[0]
     run.turns.give_back()
 
 
 def test_a_turn_whose_owner_is_silent_is_broken_only_by_hand(router: Shell) -> None:
     router.hold(OTHER, age=TTL + 60)
-    with pytest.raises(StateFailed, match="another run has its turn in pool q") as caught:
+    with pytest.raises(StateFailed, match="pool q is held by another run") as caught:
         Run(router).take()
     assert "--break-lock" in caught.value.hint
     broken = Run(router, break_lock=True)
@@ -223,7 +223,7 @@ def test_a_turn_whose_owner_is_silent_is_broken_only_by_hand(router: Shell) -> N
 
 def test_a_turn_whose_owner_is_silent_is_refused_before_it_is_taken(router: Shell) -> None:
     router.hold(OTHER, age=TTL + 60)
-    with pytest.raises(Refused, match="another run has its turn in pool q") as caught:
+    with pytest.raises(Refused, match="pool q is held by another run") as caught:
         Run(router).turns.look({"r", "q"})
     assert (caught.value.cause, router.holder()) == (str(OTHER), "run-2")
     assert "--break-lock" in caught.value.hint
@@ -248,7 +248,7 @@ def test_a_look_at_a_turn_over_a_lost_connection_is_the_runs_to_make_again_on_it
         Run(router, here=True).turns.look({"q"})
     away = Run(router)
     away.turns.look({"q"})
-    assert away.notes == [], "it may be there again when the turn is taken"
+    assert away.notes == [], "it may be reachable again when the lock is taken"
     router.lost = False
     away.take()
     assert (router.holder(), away.connected) == ("run-1", 2)
@@ -270,9 +270,7 @@ def test_a_router_whose_host_is_away_keeps_nobody_from_deploying(router: Shell) 
     run = Run(router, fails=True)
     run.take()
     run.take("r")
-    assert [note.partition(":")[0] for note in run.notes] == [
-        f"nobody else is kept out of pool {pool} meanwhile" for pool in "qr"
-    ]
+    assert [note.partition(":")[0] for note in run.notes] == [f"pool {pool} is not locked against other runs" for pool in "qr"]
     lost = Run(router)
     router.lost = True
     lost.take()
@@ -296,7 +294,7 @@ def test_on_another_machine_than_the_one_that_is_meant_nothing_is_written(tmp_pa
     run = Run(stranger)
     run.turns.look({"q"})
     run.take()
-    assert "another machine" in run.notes[0]
+    assert "not the machine" in run.notes[0]
     assert not (stranger.folder / "var").exists()
 
 
@@ -310,7 +308,7 @@ def test_a_turn_is_renewed_while_it_lasts(router: Shell, monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize(
-    ("other", "now"), [(OTHER, r"eve \(pid 17\), run run-2 has it now"), (None, "no renewal got through for too long")]
+    ("other", "now"), [(OTHER, r"eve \(pid 17\), run run-2 holds it now"), (None, "it could not be renewed for too long")]
 )
 def test_a_turn_that_somebody_else_took_is_noticed(
     other: LockOwner | None, now: str, router: Shell, monkeypatch: pytest.MonkeyPatch
@@ -329,7 +327,7 @@ def test_a_turn_that_somebody_else_took_is_noticed(
         return bool(fails(run.turns.check))
 
     until_true(noticed)
-    with pytest.raises(StateFailed, match=rf"the turn in pool q was taken by somebody else \({now}\)"):
+    with pytest.raises(StateFailed, match=rf"the lock of pool q was taken over by another run \({now}\)"):
         raise fails(run.turns.check) or AssertionError
     run.turns.give_back()
     assert router.holder() == ("run-2" if other else "")

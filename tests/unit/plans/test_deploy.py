@@ -185,6 +185,6 @@ def test_a_mate_that_is_away_while_what_the_pool_serves_changes_is_named(
     read = readings(
         {**base(deployed=ours), **running, where.identities: answers, where.rotation: dict.fromkeys(["http://node2:30002"])}
     )
-    line = "worker a on node2 does not answer, and may come back as it was"
+    line = "worker a on node2 does not answer, and may come back with what it served before"
     drained = [step.state for step in plan(fleet, read).steps if step.state.name == "worker_drained(a)"]
     assert [one.startswith(line) for state in drained for one in state.remarks(read)] == [True] * told

@@ -52,7 +52,7 @@ def test_a_deploy_and_a_rollback_ask_nothing_of_a_paused_worker_but_its_files(fl
     deploy = Deploy(fleet, fleet.hosts["node1"], runbook.load("deploy"), "r1", contains=lambda _: True)
     assert asked(deploy, read) == LEFT_ALONE
     (line,) = deploy.plan(read, None).remarks
-    assert line.startswith("worker a is paused by wang until 2026-11-29 18:00: it stays so")
+    assert line.startswith("worker a is paused by wang until 2026-11-29 18:00: this run leaves it so")
     assert "worker_ready(a)" in asked(deploy, stands(None))
     assert deploy.plan(stands(None), None).remarks == ()
 
@@ -120,9 +120,9 @@ def test_a_worker_that_is_not_there_is_bad_usage_or_a_refusal(fleet: Fleet) -> N
     node1, book = fleet.hosts["node1"], runbook.load("pause")
     with pytest.raises(UsageError, match="has no worker z"):
         PauseWorker(fleet, node1, book, "z", who="wang")
-    with pytest.raises(UsageError, match="is no time"):
+    with pytest.raises(UsageError, match="is not a time"):
         PauseWorker(fleet, node1, book, "a", who="wang", until="soon")
-    with pytest.raises(Refused, match="is past"):
+    with pytest.raises(Refused, match="is already over"):
         PauseWorker(fleet, node1, book, "a", who="wang", until="10:00").plan(stands(None), None)
     with pytest.raises(Refused, match="not deployed"):
         ResumeWorker(fleet, node1, runbook.load("resume"), "a").plan(readings(base()), None)

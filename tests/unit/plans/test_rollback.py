@@ -59,8 +59,8 @@ def test_a_ledger_says_its_version_and_one_of_another_is_refused() -> None:
     assert text != one.text()
     with pytest.raises(Refused) as caught:
         Ledger.load(text, "driver-upgrade")
-    assert caught.value.what == "the ledger of an unfinished run is of another version"
-    assert caught.value.hint == "end it with the Lodger of ops, who began it as a driver-upgrade"
+    assert caught.value.what == "the ledger of an unfinished run has another version"
+    assert caught.value.hint == "finish that driver-upgrade with the Lodger of ops, who started it"
 
 
 def test_rollback_goes_one_release_back(fleet: Fleet) -> None:
@@ -98,7 +98,7 @@ def test_rollback_follows_the_history_line_by_line(fleet: Fleet, history: tuple[
 
 @pytest.mark.parametrize("history", [(), ("r2", "r1"), ("r1",), ("r1", "r2", "foo bar")])
 def test_a_history_that_does_not_end_with_what_is_current_is_no_way_back(fleet: Fleet, history: tuple[str, ...]) -> None:
-    with pytest.raises(Refused, match="it cannot be told what to go back to"):
+    with pytest.raises(Refused, match="it is not known which release to go back to"):
         back(fleet, replace(TWO, history=history))
 
 

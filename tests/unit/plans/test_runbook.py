@@ -66,7 +66,7 @@ def test_a_block_knows_its_line(name: str) -> None:
 
 
 def test_a_check_of_several_lines_is_read_and_named_in_one() -> None:
-    for last, missing in (("true", ""), ("exit 3", "`the check of swap_off` says no")):
+    for last, missing in (("true", ""), ("exit 3", "`the check of swap_off` fails")):
         state = Shell("swap_off", f"set -e\n{last}\n", "swapoff -a")
         said = subprocess.run(["sh", "-c", facts.script(state.facts)], capture_output=True, text=True, check=True).stdout
         assert state.missing(facts.parse(said)) == missing
@@ -90,28 +90,28 @@ def test_a_block_is_read() -> None:
 @pytest.mark.parametrize(
     ("yaml", "said"),
     [
-        ("", "a block names either `state:` or `states:`"),
-        ("host_fit", "a block names either `state:` or `states:`"),
-        ("- host_fit", "a block names either `state:` or `states:`"),
-        ("each: worker", "a block names either `state:` or `states:`"),
-        ("state: host_fit\nstates: [host_fit]", "a block names either `state:` or `states:`"),
-        ("state: no_such_state", "there is no state `no_such_state`; there is: dpkg_free, driver_installed"),
+        ("", "a block must have either `state:` or `states:`"),
+        ("host_fit", "a block must have either `state:` or `states:`"),
+        ("- host_fit", "a block must have either `state:` or `states:`"),
+        ("each: worker", "a block must have either `state:` or `states:`"),
+        ("state: host_fit\nstates: [host_fit]", "a block must have either `state:` or `states:`"),
+        ("state: no_such_state", "there is no state `no_such_state`; the states are: dpkg_free, driver_installed"),
         ("state:", "there is no state `None`"),
         ("state: [host_fit]", "there is no state `['host_fit']`"),
-        ("states: host_fit", "`states` is a list of names: [one, another]"),
-        ("states: []", "`states` is a list of names: [one, another]"),
-        ("states:", "`states` is a list of names: [one, another]"),
-        ("states: [{host_fit: 1}]", "`states` is a list of names: [one, another]"),
-        ("states: [1]", "`states` is a list of names: [one, another]"),
-        ("state: host_fit\nwitness: test_driver.py", "`witness` is a list of names: [one, another]"),
-        ("state: host_fit\nwitnesses: [test_driver.py]", "`witnesses` means nothing here; there is: each, state"),
-        ("state: host_fit\n1: x", "`1` means nothing here"),
-        ("state: host_fit\n1: x\ny: z", "`1` means nothing here"),
-        ("state: host_fit\neach: worker", "`host_fit` stands once, not for each worker"),
-        ("state: image_present", "`image_present` stands for each image, not once"),
-        ("state: worker_ready\neach: router", "`worker_ready` stands for each worker, not for each router"),
-        ("state: service_installed\neach: image", "`service_installed` stands for each service, not for each image"),
-        ("state: service_installed\neach: planet", "`service_installed` stands for each service, not for each planet"),
+        ("states: host_fit", "`states` must be a list of names: [one, another]"),
+        ("states: []", "`states` must be a list of names: [one, another]"),
+        ("states:", "`states` must be a list of names: [one, another]"),
+        ("states: [{host_fit: 1}]", "`states` must be a list of names: [one, another]"),
+        ("states: [1]", "`states` must be a list of names: [one, another]"),
+        ("state: host_fit\nwitness: test_driver.py", "`witness` must be a list of names: [one, another]"),
+        ("state: host_fit\nwitnesses: [test_driver.py]", "`witnesses` is not known here; known are: each, state"),
+        ("state: host_fit\n1: x", "`1` is not known here"),
+        ("state: host_fit\n1: x\ny: z", "`1` is not known here"),
+        ("state: host_fit\neach: worker", "`host_fit` needs a block with no `each:`"),
+        ("state: image_present", "`image_present` needs `each: image`"),
+        ("state: worker_ready\neach: router", "`worker_ready` needs `each: worker`"),
+        ("state: service_installed\neach: image", "`service_installed` needs `each: service`"),
+        ("state: service_installed\neach: planet", "`service_installed` needs `each: service`"),
         ("state: host_fit\nstate: host_fit", "the block is not YAML: found duplicate key"),
         ("state: shel\nname: a\ncheck: test", "there is no state `shel`"),
         ("state: [", "the block is not YAML"),
@@ -158,15 +158,15 @@ def test_a_block_means_what_it_looks_like(line: str, key: str, value: object) ->
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ("undo: true", "`undo` is a script or a name, in quotes or after `|`"),
-        ("undo: 12", "`undo` is a script or a name, in quotes or after `|`"),
-        ("undo: 1.5", "`undo` is a script or a name, in quotes or after `|`"),
-        ("undo: ~", "`undo` is a script or a name, in quotes or after `|`"),
-        ("timeout: 010", "`timeout` is a number of seconds"),  # 8 to PyYAML
-        ("timeout: 1:30", "`timeout` is a number of seconds"),  # 90 to PyYAML
-        ("timeout: 1_000", "`timeout` is a number of seconds"),
-        ("timeout: yes", "`timeout` is a number of seconds"),
-        ("on: x", "`on` means nothing in a shell state"),  # the key True to PyYAML
+        ("undo: true", "`undo` must be a text, in quotes or after `|`"),
+        ("undo: 12", "`undo` must be a text, in quotes or after `|`"),
+        ("undo: 1.5", "`undo` must be a text, in quotes or after `|`"),
+        ("undo: ~", "`undo` must be a text, in quotes or after `|`"),
+        ("timeout: 010", "`timeout` must be a whole number of seconds"),  # 8 to PyYAML
+        ("timeout: 1:30", "`timeout` must be a whole number of seconds"),  # 90 to PyYAML
+        ("timeout: 1_000", "`timeout` must be a whole number of seconds"),
+        ("timeout: yes", "`timeout` must be a whole number of seconds"),
+        ("on: x", "`on` is not known in a shell state"),  # the key True to PyYAML
         ("undo: !!int x", "the block is not YAML: "),
         ("undo: !!python/name:os.system", "the block is not YAML: "),
     ],
@@ -203,9 +203,9 @@ def test_a_value_is_that_of_yaml_1_2_or_the_text_itself(written: str) -> None:
         ("---\ntitle: x\n", "runbooks/t.md:1: it does not begin with front matter"),
         ("---\ntitle: [\n---\n", "runbooks/t.md:1: its front matter is not YAML"),
         ("---\ntitle: a\ntitle: b\n---\n", "runbooks/t.md:1: its front matter is not YAML"),
-        ("---\njust words\n---\n", "runbooks/t.md:1: its front matter names nothing"),
-        ("---\n---\n", "runbooks/t.md:1: its front matter names nothing"),
-        ("---\n- a\n---\n", "runbooks/t.md:1: its front matter names nothing"),
+        ("---\njust words\n---\n", "runbooks/t.md:1: its front matter has no settings"),
+        ("---\n---\n", "runbooks/t.md:1: its front matter has no settings"),
+        ("---\n- a\n---\n", "runbooks/t.md:1: its front matter has no settings"),
         ("---\ntitle: x\n---\n# nothing to do\n", "runbooks/t.md:1: it has no ```state block"),
     ],
 )
@@ -219,7 +219,7 @@ def test_an_unknown_runbook_says_which_there_are(tmp_path: Path) -> None:
     with pytest.raises(UsageError) as caught:
         runbook.load("no-such")
     assert caught.value.what == f"there is no runbook no-such in {runbook.FOLDER}"
-    assert caught.value.hint == f"there is: {', '.join(SHIPPED)}"
+    assert caught.value.hint == f"the runbooks are: {', '.join(SHIPPED)}"
     with pytest.raises(UsageError):
         runbook.load("../README", runbook.FOLDER)
 

@@ -176,7 +176,7 @@ def test_setting_changing_and_going_back_bring_each_release_its_own_key(held: Ke
     held.establish(state(KEY))
     held.establish(state(ANOTHER))
     assert held.asks() == ANOTHER
-    assert earlier(KEY).missing(held.read(earlier(KEY))) == "pool qwen38 uses another key"
+    assert earlier(KEY).missing(held.read(earlier(KEY))) == "pool qwen38 still uses another key"
     held.establish(earlier(KEY))
     assert held.asks() == KEY
     assert state(ANOTHER).missing(held.read(state(ANOTHER))), "the next deploy does not believe the wrong key"
@@ -185,7 +185,7 @@ def test_setting_changing_and_going_back_bring_each_release_its_own_key(held: Ke
 def test_a_key_that_is_gone_is_refused_before_anything_is_restarted(held: Keys) -> None:
     held.establish(state(ANOTHER))
     (blocker,) = earlier(KEY).blockers(held.read(earlier(KEY)))
-    assert blocker.what == "the key of pool qwen38 that the earlier release asks for is not on the host"
+    assert blocker.what == "the key of pool qwen38 that the earlier release needs is not on the host"
     assert not blocker.awaits
 
 
@@ -216,7 +216,7 @@ def test_only_keys_that_kept_releases_ask_for_are_kept() -> None:
     there = ("other.0000aaaa", "qwen38", "qwen38.0000aaaa", "qwen38.0000bbbb", "qwen38.0000cccc")
     files = {**release_files("r1", old), **release_files("r2", new)}
     read = readings({facts.DEPLOYED: deployed(("r1", "r2"), files=files, keys=there)})
-    assert OldReleasesPruned("r2").missing(read) == "no release asks for the key other.0000aaaa"
+    assert OldReleasesPruned("r2").missing(read) == "no release needs the key other.0000aaaa"
     gone = "rm -f /etc/lodger/keys/other.0000aaaa /etc/lodger/keys/qwen38.0000cccc; "
     assert [command.script.startswith(gone) for command in OldReleasesPruned("r2").act(read)] == [False, True], (
         "and releases stay"

@@ -50,7 +50,7 @@ def test_a_time_that_is_past_is_refused_and_the_hint_says_how_to_write_another_d
     ],
 )
 def test_what_is_no_time_is_bad_usage(said: str) -> None:
-    with pytest.raises(UsageError, match="is no time"):
+    with pytest.raises(UsageError, match="is not a time"):
         pauses.check(said)
 
 

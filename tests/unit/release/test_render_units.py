@@ -170,7 +170,7 @@ def test_image_without_digest_is_not_rendered() -> None:
     unpinned = fleet.images["sglang"].model_copy(update={"digest": None})
     with pytest.raises(InventoryError, match="image sglang has no digest") as caught:
         render(fleet.model_copy(update={"images": {**fleet.images, "sglang": unpinned}}), fleet.hosts["node1"])
-    assert "invoke pin" in caught.value.hint
+    assert "./ops pin" in caught.value.hint
 
 
 def test_template_that_names_an_unknown_value_fails() -> None:

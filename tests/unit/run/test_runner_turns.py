@@ -97,10 +97,10 @@ def test_a_run_whose_turn_was_taken_stops_before_its_next_command() -> None:
     class Taken(Told):
         def check(self) -> None:
             if "set drained(a)" in walk.connection.ran:
-                raise StateFailed("the turn in pool p was taken by somebody else")
+                raise StateFailed("the lock of pool p was taken over by another run")
 
     walk.session.pool_lock = Taken()
-    with pytest.raises(StateFailed, match="was taken by somebody else"):
+    with pytest.raises(StateFailed, match="was taken over by another run"):
         walk.go()
     assert [script for script in walk.connection.ran if script.startswith("set ")] == ["set drained(a)"]
 
@@ -109,13 +109,13 @@ def test_what_a_run_did_whose_turn_was_taken_is_undone() -> None:
     class Taken(Told):
         def check(self) -> None:
             if "take p" in self.told:
-                raise StateFailed("the turn in pool p was taken by somebody else")
+                raise StateFailed("the lock of pool p was taken over by another run")
 
     turns = Taken()
     run = Whole([*group("before", "", "ready"), *group("a", "p", "ready", "joined")], turns)
     assert run.acted == ["set ready(before)", "unset ready(before)"]
     assert run.outcome.error is not None
-    assert run.outcome.error.what == "the turn in pool p was taken by somebody else"
+    assert run.outcome.error.what == "the lock of pool p was taken over by another run"
     assert (run.outcome.status, turns.told[-1]) == (Status.FAILED, "give back")
 
 
@@ -125,13 +125,13 @@ def test_a_turn_that_only_a_person_may_take_over_refuses_the_run_before_anything
 
     class Silent(Told):
         def look(self, pools: Collection[str]) -> None:
-            raise Refused(f"another run has its turn in pool {min(pools)}")
+            raise Refused(f"pool {min(pools)} is held by another run")
 
     before = captured("node1").dump()
     ledger = Ledger("earlier", "deploy", {}, "u", before, ("ready(before)",)).text() if resumed else ""
     run = Whole([*group("before", "", "ready"), *group("a", "p", "ready")], Silent(), ledger=ledger)
     assert isinstance(run.error, Refused)
-    assert (run.error.what, run.acted) == ("another run has its turn in pool p", [])
+    assert (run.error.what, run.acted) == ("pool p is held by another run", [])
 
 
 def test_turns_are_looked_at_that_are_due() -> None:

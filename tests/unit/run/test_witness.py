@@ -107,7 +107,7 @@ def test_only_the_named_workers_and_neighbours_are_looked_at(tmp_path: Path, fle
     ("text", "reason"),
     [
         ("import pytest\ndef test_it(host):\n    pytest.skip('not today')\n", "not today"),
-        ("def helper():\n    pass\n", "no test that ran"),
+        ("def helper():\n    pass\n", "none of its tests ran"),
         ("import no_such_module\n", "no_such_module"),
         ("def test_it(no_such_fixture):\n    pass\n", "no_such_fixture"),
         (

@@ -58,7 +58,7 @@ def test_an_upgrade_within_a_branch_has_a_way_back() -> None:
     }
     old, _ = PackagesCached(goal).act(readings(facts_of))
     assert f"nvidia-dkms-545={OLD}-0ubuntu1" in old.script
-    assert "the way back" in PackagesCached(goal).missing(readings({**facts_of, CACHED: cached(*offered)}))
+    assert "which an undo needs" in PackagesCached(goal).missing(readings({**facts_of, CACHED: cached(*offered)}))
     there = {**facts_of, CACHED: cached(*offered, *stack(OLD).values())}
     assert PackagesCached(goal).missing(readings(there)) == ""
     before = readings(there)
@@ -82,7 +82,7 @@ def test_the_way_back_is_what_was_there_before_and_nothing_of_an_earlier_upgrade
     assert undo[0].script.count(f"_{OLD}-0ubuntu1_") == 4
     assert "NEEDRESTART_SUSPEND=1" in undo[0].script
     assert DriverInstalled(GOAL).undone(before, at(dpkg=Dpkg({**stack(OLD), toolkit.name: toolkit}, "", ""))) == ""
-    with pytest.raises(StateFailed, match=r"the way back, \S+ 545.23.06-0ubuntu1, is not in"):
+    with pytest.raises(StateFailed, match=r"the package to go back to, \S+ 545.23.06-0ubuntu1, is not in"):
         DriverInstalled(GOAL).undo(before, at(cached={}, dpkg=Dpkg(stack(NEW), "", "")))
 
 
@@ -111,4 +111,4 @@ def test_a_run_that_goes_on_keeps_the_way_back_of_the_first() -> None:
     read = at(NEW, dpkg=dpkg_now, cached=cached(*stack(OLD).values(), common), ledger=text)
     assert PackagesCached(GOAL).missing(read) == ""
     assert "rm -f" not in PackagesCached(GOAL).act(read)[0].script
-    assert "the way back" in PackagesCached(GOAL).missing(read.replaced(CACHED, ""))
+    assert "which an undo needs" in PackagesCached(GOAL).missing(read.replaced(CACHED, ""))

@@ -48,8 +48,8 @@ def test_a_paused_neighbour_is_back_once_it_has_its_gpu_open_again() -> None:
         return state.missing(readings({**base(programs=[found], processes=processes), facts.LEDGER: ledger}))
 
     assert now(up=False) == "aigc-creator is not running again"
-    assert now() == "program aigc-creator has no GPU open again"
-    assert now(process(700, devices=("/dev/nvidiactl",))) == "program aigc-creator has no GPU open again"
+    assert now() == "program aigc-creator has not opened a GPU again"
+    assert now(process(700, devices=("/dev/nvidiactl",))) == "program aigc-creator has not opened a GPU again"
     assert now(process(700, devices=("/dev/nvidia0",))) == ""
 
 

@@ -24,14 +24,14 @@ def test_the_goal_needs_module_library_gpus_packages_and_holds() -> None:
     free = at(NEW, dpkg=Dpkg(stack(NEW, held=False), "", ""))
     assert "is not held" in GOAL.held(free)
     assert GOAL.reached(free), "nobody has to leave the GPUs for a hold"
-    assert "not at peace" in GOAL.installed(at(NEW, dpkg=Dpkg(stack(NEW), "half installed", "")))
+    assert "unfinished work" in GOAL.installed(at(NEW, dpkg=Dpkg(stack(NEW), "half installed", "")))
 
 
 @pytest.mark.parametrize(
     ("values", "what"),
     [
         ({"kernel": Kernel("6.8.0", False, (OLD,), {})}, "the headers of the running kernel 6.8.0 are missing"),
-        ({"dpkg": Dpkg(stack(OLD), "nvidia-utils-545 is half installed", "")}, "dpkg is not at peace"),
+        ({"dpkg": Dpkg(stack(OLD), "nvidia-utils-545 is half installed", "")}, "dpkg has unfinished work"),
         ({"processes": [process(9, devices=("/dev/nvidia0",))]}, "pid 9 of user alice has a GPU open (process 9)"),
     ],
 )
@@ -97,7 +97,7 @@ def test_a_file_is_in_the_way_only_where_its_package_is_not_replaced_anyway() ->
 
 def test_a_file_of_somebody_elses_package_stops_the_upgrade() -> None:
     found = lines("gpu-tools||nvidia-utils-580||/usr/bin/nvidia-smi")[CONFLICTS]
-    what = "gpu-tools owns /usr/bin/nvidia-smi, which nvidia-utils-580 brings too"
+    what = "gpu-tools owns /usr/bin/nvidia-smi, which the package nvidia-utils-580 also contains"
     read = at(conflicts=found)
     assert OnlyDriverChanges(GOAL).missing(read) == what
     for state in (OnlyDriverChanges(GOAL), DriverInstalled(GOAL)):
@@ -128,9 +128,9 @@ def test_what_apt_would_do_is_read() -> None:
 def test_whatever_else_apt_would_touch_is_a_refusal_that_names_it() -> None:
     read = at(simulation=simulated(SAID))
     assert [one.what for one in OnlyDriverChanges(GOAL).blockers(read)] == [
-        "apt would remove cuda-runtime-12-3, which is not of the driver",
-        "apt would replace libdrm2, which is not of the driver",
-        "apt would add libtirpc3, which is not of the driver",
+        "apt would remove cuda-runtime-12-3, which is not a package of the driver",
+        "apt would replace libdrm2, which is not a package of the driver",
+        "apt would add libtirpc3, which is not a package of the driver",
     ]
     assert [one.what for one in DriverInstalled(GOAL).blockers(read)] == [
         one.what for one in OnlyDriverChanges(GOAL).blockers(read)

@@ -183,7 +183,7 @@ def test_a_port_that_another_of_ours_has_is_waited_for() -> None:
     other = container("lodger-worker-b", labels={"io.lodger.host": HOST}, published=(30000,))
     (blocker,) = FREE.blockers(readings(host(ports=[port(30000, 5, "docker-proxy")], processes=[proxy(5)], containers=[other])))
     assert blocker.awaits == "lodger-worker-b off its old GPUs"
-    assert "deploy without worker-a, then with it again" in blocker.hint
+    assert "deploy without worker-a in the inventory, then again with it" in blocker.hint
 
 
 def test_a_port_that_a_passing_unit_of_ours_has_is_nobody_elses_to_free() -> None:

@@ -89,7 +89,7 @@ def test_an_undo_keeps_the_record_that_an_earlier_deploy_left() -> None:
 
 def test_a_unit_without_a_file_would_be_gone_once_it_is_stopped() -> None:
     (blocker,) = REPLACED.blockers(with_unit(replace(VLLM, file_state="transient")))
-    assert (blocker.what, blocker.awaits) == ("vllm-qwen.service would be gone for good once it is stopped", "")
+    assert (blocker.what, blocker.awaits) == ("vllm-qwen.service could not be started again once it is stopped", "")
     assert REPLACED.blockers(with_unit(VLLM)) == REPLACED.blockers(with_unit(None)) == []
 
 
@@ -149,13 +149,13 @@ DOWN = replace(VLLM, active="inactive", file_state="disabled", main_pid=0)
 @pytest.mark.parametrize(
     ("found", "ours_now", "said"),
     [
-        (DOWN, OWED, "vllm-qwen.service is not as it was (running: True, starts by itself: True)"),
+        (DOWN, OWED, "vllm-qwen.service is not as before (running: True, enabled: True)"),
         (
             replace(VLLM, file_state="disabled"),
             OWED,
-            "vllm-qwen.service is not as it was (running: True, starts by itself: True)",
+            "vllm-qwen.service is not as before (running: True, enabled: True)",
         ),
-        (VLLM, OWED, "the record of vllm-qwen.service is not spent"),
+        (VLLM, OWED, "the record of vllm-qwen.service is still there"),
         (VLLM, deployed(), ""),
     ],
 )
@@ -191,7 +191,7 @@ def test_restoring_is_undone_by_taking_it_down_with_its_record() -> None:
     actions = RESTORED.undo(with_unit(DOWN), with_unit(VLLM))
     assert json.loads(written(actions, f"/var/lib/lodger/{UNIT_RECORD}"))["enabled"] is True
     assert shown(actions)[1:] == [DISABLED]
-    assert RESTORED.undone(with_unit(DOWN), with_unit(VLLM)) == "vllm-qwen.service is still up"
+    assert RESTORED.undone(with_unit(DOWN), with_unit(VLLM)) == "vllm-qwen.service is still running"
     assert RESTORED.undone(with_unit(DOWN), with_unit(DOWN)) == ""
 
 

@@ -89,7 +89,7 @@ def test_only_the_routers_that_list_it_are_told() -> None:
 def test_the_pools_only_worker_says_that_there_will_be_a_gap_and_how_long() -> None:
     state = WorkerDrained(NEW, HOST, ALONE)
     only = {ROUTER: {"http://node1:30000": True}, STANDBY: {OWN: True}}
-    assert "there will be no answers until it is ready again (a start may take 900 s)" in state.missing(seen(only, place=ALONE))
+    assert "it does not answer until this one is ready again (a start may take 900 s)" in state.missing(seen(only, place=ALONE))
     measured = {OWN: {**IDENTITY, "scheduler_e2e": "71.6"}}
     assert "(its last start took 72 s)" in state.missing(seen(only, place=ALONE, identities=measured))
     assert "no answers" not in state.missing(seen(IN, place=ALONE)), "somebody else is behind the router"
@@ -99,7 +99,7 @@ def test_without_a_router_the_pools_only_worker_says_so_too() -> None:
     """Nothing has to be done for it, so the plan would not show the state."""
     lonely = PoolPlace(OWN)
     state = WorkerDrained(NEW, HOST, lonely)
-    said = "worker-a is stopped; nobody else serves the pool: there will be no answers until it is ready again (a start may take 900 s)"
+    said = "worker-a is stopped; no other worker serves the pool: it does not answer until this one is ready again (a start may take 900 s)"
     assert (state.missing(seen({}, place=lonely)), state.remarks(seen({}, place=lonely))) == ("", [said])
     assert state.remarks(seen({}, runs=NEW, place=lonely)) == [], "it is not stopped"
     assert state.remarks(seen({}, runs=None, place=lonely)) == [], "it answers nothing now"
@@ -113,7 +113,7 @@ def test_without_a_router_the_pools_only_worker_says_so_too() -> None:
 def test_a_mate_that_serves_something_else_is_named_unless_this_command_changes_it_too(state: Any) -> None:
     other = {OWN: IDENTITY, MATE: {**IDENTITY, "context_length": "65536"}}
     (blocker,) = state.blockers(seen(OUT, runs=NEW, identities=other))
-    assert (blocker.what, blocker.awaits) == ("worker a on node2 does not serve what the rest of its pool is to serve", "")
+    assert (blocker.what, blocker.awaits) == ("worker a on node2 does not serve the same as the rest of its pool would", "")
     assert blocker.cause == "context_length 65536 instead of 131072"
     together = PoolPlace(OWN, ENTRIES, (PoolMember("worker a on node2", MATE, changing=True),))
     assert type(state)(NEW, HOST, together).blockers(seen(OUT, runs=NEW, identities=other)) == []
@@ -121,7 +121,7 @@ def test_a_mate_that_serves_something_else_is_named_unless_this_command_changes_
 
 
 KEYED = replace(PLACE, pool_key=PoolKey("/k", "q", "new"))
-ANOTHER_KEY = "asks for another key than its pool is to"
+ANOTHER_KEY = "does not use the key that its pool is to use"
 
 
 @pytest.mark.parametrize(
@@ -173,11 +173,13 @@ def test_a_worker_that_is_reached_elsewhere_now_leaves_from_where_it_was() -> No
     assert state.undone(seen(IN, place=place), seen(OUT, place=place)) == f"{ROUTER} does not send it requests again"
     assert state.undone(seen(IN, place=place), seen(IN, place=place)) == ""
     only = {ROUTER: {"http://node1:30000": True}, STANDBY: {OWN: True}}
-    assert "there will be no answers" in state.missing(seen(only, place=place)), "it is not somebody else by its former name"
+    assert "no other worker serves the pool" in state.missing(seen(only, place=place)), (
+        "it is not somebody else by its former name"
+    )
 
     joined = WorkerJoined(NEW, HOST, place)
     both = {router: {**listed, **{entry.worker: True for entry in place.entries}} for router, listed in IN.items()}
-    assert joined.missing(seen(both, runs=NEW, place=place)) == f"{ROUTER} still knows it as {ENTRIES[0].worker}"
+    assert joined.missing(seen(both, runs=NEW, place=place)) == f"{ROUTER} still lists its old address {ENTRIES[0].worker}"
     assert scripts(joined.act(seen(both, runs=NEW, place=place))).count("DELETE") == 2
 
 
@@ -240,15 +242,15 @@ def test_a_pool_is_complete_with_all_that_serve_and_nobody_else() -> None:
     assert COMPLETE.missing(listed({OWN: True, MATE: True})) == ""
     assert COMPLETE.missing(listed({OWN: True}, serving=(OWN,))) == "", "who does not serve yet is not missed"
     assert COMPLETE.missing(listed(None)) == ""
-    assert COMPLETE.missing(listed({OWN: True})) == f"worker a on node2 serves and is not in the rotation of {STANDBY}"
+    assert COMPLETE.missing(listed({OWN: True})) == f"worker a on node2 serves, but {STANDBY} does not list it"
     stranger = COMPLETE.missing(listed({OWN: True, MATE: True, "http://x:1": True}))
-    assert stranger == f"http://x:1 is in the rotation of {STANDBY} and no worker of its pool"
+    assert stranger == f"{STANDBY} lists http://x:1, which is not a worker of its pool"
 
 
 def test_a_router_whose_workers_are_all_away_has_nobody_to_send_requests_to() -> None:
     assert COMPLETE.missing(listed({}, serving=())) == ""
     assert COMPLETE.missing(listed({OWN: False}, serving=())) == ""
-    assert COMPLETE.missing(listed({OWN: False}, serving=(OWN,))) == f"{STANDBY} sends requests to nobody"
+    assert COMPLETE.missing(listed({OWN: False}, serving=(OWN,))) == f"{STANDBY} sends requests to no worker"
     assert COMPLETE.missing(listed({OWN: False, MATE: True})) == "", "one that serves badly is no reason to fail"
 
 
@@ -259,7 +261,7 @@ def test_a_router_alone_on_its_host_is_not_given_another_key_than_its_workers() 
     assert [blocker.what for blocker in keyed.blockers(left_behind)] == [f"worker a on node2 {ANOTHER_KEY}"]
     assert keyed.missing(listed({OWN: True}, closed=MATE, in_use="new")) == f"worker a on node2 {ANOTHER_KEY}"
     assert keyed.missing(listed({OWN: True, MATE: True}, in_use="new")) == ""
-    assert keyed.missing(listed(OtherKey(), in_use="new")) == f"{STANDBY} asks for another key"
+    assert keyed.missing(listed(OtherKey(), in_use="new")) == f"{STANDBY} uses another key"
     assert keyed.act(listed(OtherKey(), in_use="new")) == []
 
 

@@ -20,11 +20,11 @@ def history(*releases: str, **changes: Any) -> Facts:
     ("read", "said"),
     [
         (history("r1", "r2"), ""),
-        (history("r1", "r2", current=""), "the host is recorded to run no release"),
-        (history("r1"), "the host is recorded to run r1"),
-        (history("r1", current="r2"), "the history says r1"),
-        (history(current="r2"), "the history says nothing"),
-        (history("r2", "r1", current="r2"), "the history says r2 r1"),
+        (history("r1", "r2", current=""), "the current release is none"),
+        (history("r1"), "the current release is r1"),
+        (history("r1", current="r2"), "the recorded history is r1"),
+        (history(current="r2"), "the recorded history is empty"),
+        (history("r2", "r1", current="r2"), "the recorded history is r2 r1"),
     ],
 )
 def test_the_record_is_link_and_history(read: Facts, said: str) -> None:
@@ -42,11 +42,11 @@ def test_recording_a_release_adds_one_line_and_then_moves_the_link(before: tuple
 
 def test_rollback_records_a_shorter_history_or_none() -> None:
     back = ReleaseCurrent("r1", ("r1",))
-    assert back.missing(history("r1", "r2")) == "the host is recorded to run r2"
+    assert back.missing(history("r1", "r2")) == "the current release is r2"
     assert back.missing(history("r1")) == ""
     assert written(back.act(history("r1", "r2")), "/opt/lodger/history") == "r1\n"
     end = ReleaseCurrent("", ())
-    assert end.missing(history("r1")) == "the host is recorded to run r1"
+    assert end.missing(history("r1")) == "the current release is r1"
     assert shown(end.act(history("r1"))) == ["rm -f /opt/lodger/current /opt/lodger/history"]
     assert end.missing(history()) == ""
 

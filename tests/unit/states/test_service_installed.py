@@ -33,7 +33,7 @@ def test_a_service_that_is_installed_is_satisfied() -> None:
     [
         ({"deployed": replace(RIGHT, links={})}, "worker-a runs the files of no release"),
         ({"deployed": replace(RIGHT, links={"worker-a": "r1"})}, "worker-a runs the files of r1"),
-        ({"deployed": replace(RIGHT, files=release_files("r2", A))}, "lodger-worker-a.service is not the release's"),
+        ({"deployed": replace(RIGHT, files=release_files("r2", A))}, "lodger-worker-a.service is not the file of the release"),
         (
             {
                 "deployed": replace(
@@ -44,7 +44,7 @@ def test_a_service_that_is_installed_is_satisfied() -> None:
                     },
                 )
             },
-            "lodger-worker-a.service is not the release's",
+            "lodger-worker-a.service is not the file of the release",
         ),
         ({"unit": replace(ENABLED, file_state="disabled")}, "lodger-worker-a.service is not enabled"),
         ({"unit": None}, "lodger-worker-a.service is not enabled"),
@@ -83,7 +83,7 @@ def test_what_changes_a_unit_from_beside_it_is_found_removed_and_put_back_by_an_
         host(deployed=deployed(("r1",), links={"worker-a": "r1"}, files={**was, **BESIDE}), units=[off], unit=off)
     )
     now = readings(host(deployed=deployed(("r1",), links={"worker-a": "r1"}, files=was), units=[off], unit=off))
-    assert state.undone(before, now) == f"what changed {A.unit} from beside it is not there again"
+    assert state.undone(before, now) == f"the drop-ins of {A.unit} are not back"
     back = state.undo(before, now)
     assert "override.conf" in back[0].script
     assert back[0].input_bytes() == b"[Service]\nNice=5\n"
@@ -140,7 +140,7 @@ def test_the_undo_brings_the_previous_release_back_and_runs_it_if_it_ran() -> No
     ("now", "said"),
     [
         ({"deployed": BEFORE, "serving": serving(config="c0")}, ""),
-        ({"deployed": AFTER, "serving": serving(config="c0")}, "lodger-worker-a.service is not that of release r1"),
+        ({"deployed": AFTER, "serving": serving(config="c0")}, "lodger-worker-a.service is not the file of release r1"),
         ({"deployed": BEFORE, "serving": serving(config="c1")}, "worker-a does not run its previous configuration"),
         ({"deployed": BEFORE, "serving": serving(config="c0", health=503)}, "worker-a is not ready again"),
     ],

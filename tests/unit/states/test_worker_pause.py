@@ -67,7 +67,7 @@ def test_a_unit_that_knows_no_pauses_is_refused_before_anything_is_stopped() -> 
     assert paused_state().blockers(stands(None)) == []
     (blocker,) = paused_state().blockers(stands(None, condition=""))
     assert not blocker.awaits
-    assert "deploy first" in blocker.hint
+    assert "./ops deploy --host" in blocker.hint
 
 
 def test_the_undo_of_a_pause_and_of_its_end_put_back_what_was_there() -> None:
@@ -111,7 +111,7 @@ def test_a_worker_that_is_to_stay_paused_is_found_so_and_never_made_so() -> None
 )
 def test_what_brings_it_back_brings_back_what_is_deployed_meanwhile(service: Any, way: AutoResume) -> None:
     read, state = stands(UNTIL), WorkerStillPaused(service, way)
-    assert state.missing(read) == f"{PLACES.script} would not bring back what is deployed now"
+    assert state.missing(read) == f"{PLACES.script} would not start the release that is deployed now"
     assert state.hopeless(read) == ""
     made = way.files(service, UNTIL)
     commands = state.act(read)

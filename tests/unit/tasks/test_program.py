@@ -55,7 +55,7 @@ def fleet() -> Fleet:
     [
         (["no-such-task"], "No idea what 'no-such-task' is!"),
         (["deploy", "--no-such-option"], "No idea what '--no-such-option' is!"),
-        (["--dry", "plan", "--host", "node9"], "--dry is Invoke's own and would stop nothing here"),
+        (["--dry", "plan", "--host", "node9"], "--dry is an option of Invoke and does not work here"),
         (["deploy", "--host"], "needed value and was not given one"),
         (["deploy", "--host", "node1", "extra"], "No idea what 'extra' is!"),
         (["render", "--host", "node1"], "did not receive required positional arguments: 'out'"),
@@ -76,7 +76,7 @@ def test_an_unknown_host_names_those_there_are(fleet: Fleet) -> None:
     done = ops("deploy", "--host", "node1,node9")
     assert (done.returncode, done.stderr) == (
         2,
-        f"there is no host node9 in {ROOT / 'hosts'}\n  hint: there is: {', '.join(fleet.hosts)}\n",
+        f"there is no host node9 in {ROOT / 'hosts'}\n  hint: the hosts are: {', '.join(fleet.hosts)}\n",
     )
 
 
@@ -84,7 +84,7 @@ def test_json_answers_bad_usage_too() -> None:
     done = ops("deploy", "--host", "node9", "--json")
     (said,) = json.loads(done.stdout)
     assert (done.returncode, said["host"], said["task"], said["outcome"]) == (2, "node9", "deploy", "refused")
-    assert said["error"]["hint"].startswith("there is: node1")
+    assert said["error"]["hint"].startswith("the hosts are: node1")
 
 
 def test_json_has_an_object_for_each_host_even_when_none_was_asked() -> None:
@@ -194,7 +194,7 @@ def test_a_signal_asks_every_host_to_stop_and_is_handled_as_before_afterwards(
 
     assert side_by_side(chosen(fleet, "all"), act) == [True, True]
     assert signal.getsignal(number) is before
-    assert "stopping: what was begun is undone first" in capsys.readouterr().err
+    assert "stopping: what this run did is undone first" in capsys.readouterr().err
 
 
 def test_a_second_signal_says_that_the_next_one_is_meant(
@@ -213,7 +213,7 @@ def test_a_second_signal_says_that_the_next_one_is_meant(
     assert side_by_side(chosen(fleet, "node1"), act) == [signal.SIG_DFL]
     first, second = capsys.readouterr().err.strip().splitlines()[::2]
     assert "twice more" in first
-    assert second == "once more to leave at once"
+    assert second == "press Ctrl-C once more to leave at once"
 
 
 # ---------------------------------------------------------------- results
@@ -322,7 +322,7 @@ def test_what_was_lost_is_told_even_where_there_was_nothing_to_do(capsys: pytest
 def test_what_colleagues_did_meanwhile_is_told_apart(capsys: pytest.CaptureFixture[str]) -> None:
     news = [FootprintChange("container", "notebook-2", "new: running", loss=False)]
     finish([outcome(Status.DONE, news=news)], as_json_array=False)
-    assert "node1  meanwhile, not by us: container notebook-2: new: running" in capsys.readouterr().err
+    assert "node1  changed meanwhile, not by Lodger: container notebook-2: new: running" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("unbuffered", "code"), [("", 0), ("1", 1)], ids=["after the task", "in the middle of it"])
