@@ -103,7 +103,7 @@ def read(models: Path, name: str, size_bytes: int | None = None) -> Checkpoint |
     index = {"tensors": shapes.get("tensors", ()), **published} if published else shapes
     if not index and not size_bytes:
         raise InventoryError(
-            f"nothing says how large the weights of {name} are",
+            f"the size of the weights of {name} is not known",
             cause=f"there is no index beside {path}",
             hint="say their `size_bytes:` in fleet.yml, or run ./ops fetch, which keeps an index",
         )
@@ -123,7 +123,7 @@ def _load(path: Path) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise InventoryError(f"cannot read {path}", cause=str(error), hint="fetch it again with the weights") from error
     if not isinstance(value, dict):
-        raise InventoryError(f"{path} holds no object", hint="fetch it again with the weights")
+        raise InventoryError(f"{path} is not a JSON object", hint="fetch it again with the weights")
     return value
 
 

@@ -156,7 +156,7 @@ class Ssh:
 
     def _lost(self, command: Command, cause: str = "") -> ConnectionLost:
         silent = time.monotonic() - self._heard > SILENCE
-        what = f"the host fell silent for {SILENCE:.0f} s" if silent else "the connection was lost"
+        what = f"the host sent nothing for {SILENCE:.0f} s" if silent else "the connection was lost"
         hint = "look at the host and its network, then run this again: it goes on from where it was"
         return ConnectionLost(f"{what} during `{command.why or command}`", cause=cause, hint=hint, host=self.host)
 
@@ -164,7 +164,7 @@ class Ssh:
         last = said.strip().splitlines()[-1] if said.strip() else f"exit code {code}, nothing printed"
         if command.sudo and "sudo" in said:
             raise ConnectionFailed(
-                "sudo does not let us act without a password",
+                "sudo asks for a password",
                 cause=last,
                 hint="give the account passwordless sudo on this host (sudo -n true must work)",
                 host=self.host,

@@ -110,7 +110,7 @@ def _ask(client: Outside, image: Image) -> str:
         raise LodgerError(f"{registry} has no {where}", hint=f"correct images.{image.name} in fleet.yml: repository or tag")
     if answer.status_code in (401, 403):
         raise LodgerError(
-            f"{registry} shows {where} to nobody without an account",
+            f"{registry} shows {where} only to somebody with an account",
             cause=f"HTTP {answer.status_code}",
             hint="write the digest into fleet.yml by hand; `docker buildx imagetools inspect` shows it once logged in",
         )

@@ -45,7 +45,7 @@ def tag_without_digest(view: View) -> Iterator[Hit]:
         if image.digest is None:
             yield Hit(
                 Location(("images", image.name)),
-                f"image {image.name} has no digest, so its bytes are not decided; nothing is deployed like this",
+                f"image {image.name} has no digest, so it may become another image; nothing is deployed like this",
                 "run `./ops pin`",
             )
 

@@ -130,7 +130,7 @@ def neighbour_without_memory(view: View) -> Iterator[Hit]:
                 yield Hit(
                     Location(("neighbours", name), host.name),
                     f"{name} stays on the GPUs beside our workers with no memory promised: what it really holds is missing "
-                    "from their pools, and a deploy waits for it in vain",
+                    "from their pools, and a deploy waits for it until it fails",
                     "gpu_memory_mib: what nvidia-smi shows for it, in MiB a GPU",
                 )
 

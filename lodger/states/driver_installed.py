@@ -20,7 +20,7 @@ from lodger.states.target import Target
 
 @state("driver_installed")
 class DriverInstalled(State):
-    """The compute stack of the declared driver is installed and held, its module built for the running kernel, dpkg at peace.
+    """The compute stack of the declared driver is installed and held, its module built for the running kernel, dpkg in order.
 
     What is loaded is not touched. The undo installs the old packages again and sees to it that their module is loaded.
     """
@@ -42,7 +42,7 @@ class DriverInstalled(State):
         return cls(target.driver)
 
     def missing(self, read: Facts) -> str:
-        """Return what is not installed, held, built or at peace."""
+        """Return what is not installed, held or built, or what dpkg complains of."""
         return self._lacking(read) or self._goal.held(read)
 
     def _lacking(self, read: Facts) -> str:

@@ -116,7 +116,7 @@ class Fetch:
             for job in jobs:
                 need = plans.needed(job.plan, read[readings[job.model.name].found])
                 what = "hash everything" if self.options.verify else f"fetch {need / 1e9:.2f} of {job.plan.size / 1e9:.2f} GB"
-                self.screen.note(self.host.name, f"{job.model.name}: would {what}{', as a fetch does by now' * job.running}")
+                self.screen.note(self.host.name, f"{job.model.name}: would {what}{', as a fetch already does' * job.running}")
             return
         for job in jobs:
             self._start(job)

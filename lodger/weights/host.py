@@ -174,7 +174,9 @@ systemctl stop {name}; echo "it does not start; see journalctl -u {name}" >&2; e
 
 def unshare(model: str, token: str) -> Command:
     """Return the command that ends what :func:`share` began."""
-    return Command(f"systemctl stop lodger-share-{model}-{token}", why=f"serve {model} no longer", timeout=60, ok=(0, 5))
+    return Command(
+        f"systemctl stop lodger-share-{model}-{token}", why=f"stop serving {model} to another host", timeout=60, ok=(0, 5)
+    )
 
 
 def small_file(target: str, name: str) -> Command:

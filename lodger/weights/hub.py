@@ -169,20 +169,20 @@ def _json(response: Response, what: str, kind: type = dict) -> Any:
     except ValueError as error:
         raise HubError("the hub's listing is no JSON", cause=f"{response.body[:80]!r}") from error
     if not isinstance(said, kind):
-        raise HubError("the hub's listing is not what it should be", cause=f"{response.body[:80]!r}")
+        raise HubError("the form of the hub's listing is not known", cause=f"{response.body[:80]!r}")
     return said
 
 
 def _field(data: Any, name: str, kind: type) -> Any:
     value = data.get(name) if isinstance(data, dict) else None
     if not isinstance(value, kind):
-        raise HubError("the hub's listing is not what it should be", cause=f"no {name} in {str(data)[:80]!r}")
+        raise HubError("the form of the hub's listing is not known", cause=f"no {name} in {str(data)[:80]!r}")
     return value
 
 
 def _size(value: object, path: str) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < _LARGEST:
-        raise HubError("the hub gives a size that is none", cause=f"{path!r}: {value!r}")
+        raise HubError("the hub gives a size that is not a number", cause=f"{path!r}: {value!r}")
     return value
 
 

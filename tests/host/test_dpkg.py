@@ -1,4 +1,4 @@
-"""The package system is at peace."""
+"""dpkg and apt are in order."""
 
 from __future__ import annotations
 

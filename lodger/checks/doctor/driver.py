@@ -81,7 +81,7 @@ def module(at: HostReading) -> Iterator[DoctorFinding]:
 
 
 def installed(at: HostReading) -> Iterator[DoctorFinding]:
-    """See that the package system is at peace, and nothing upgrades the driver unasked."""
+    """See that dpkg and apt are in order, and nothing upgrades the driver unasked."""
     dpkg = at.read[packages.DPKG]
     if not dpkg.packages and "not found" in dpkg.complaint:
         yield note_finding(
@@ -90,7 +90,7 @@ def installed(at: HostReading) -> Iterator[DoctorFinding]:
         return
     if dpkg.complaint:
         todo = "an installation was cut off: dpkg --configure -a && apt-get -f install, when nobody else is at it"
-        yield error_finding("the package system is not at peace", dpkg.complaint[:400], todo)
+        yield error_finding("dpkg reports a broken installation", dpkg.complaint[:400], todo)
     if dpkg.busy:
         yield note_finding("somebody installs packages just now", dpkg.busy, "wait for it before a driver upgrade")
     held_by_us = packages.stack(at.driver.loaded or "")
@@ -101,4 +101,4 @@ def installed(at: HostReading) -> Iterator[DoctorFinding]:
         todo = f"apt-mark hold {' '.join(loose)}: an unattended upgrade would leave module and library apart"
         yield note_finding("the driver may be upgraded unasked", measured, todo)
     if not dpkg.complaint:
-        yield ok_finding("the package system is at peace", ", ".join(f"{one.name} {one.version}" for one in stack))
+        yield ok_finding("dpkg and apt are in order", ", ".join(f"{one.name} {one.version}" for one in stack))

@@ -86,7 +86,9 @@ def _memory(at: HostReading, opened: set[int], others: set[int]) -> Iterator[Doc
         else:
             measured = f"GPU {gpu.index}: {gpu.used} MiB in use, no process has it open"
             yield warning_finding(
-                "GPU memory is taken by nobody", measured, "a process died badly: nvidia-smi --gpu-reset, or reboot"
+                "GPU memory is in use, and no process has it",
+                measured,
+                "a process died badly: nvidia-smi --gpu-reset, or reboot",
             )
 
 

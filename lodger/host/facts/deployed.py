@@ -100,7 +100,7 @@ class Deployed:
         except (KeyError, ValueError) as error:
             raise self.no_manifest(release, str(error) if path in self.files else "it is not there") from error
         if not isinstance(data, dict):
-            raise self.no_manifest(release, "it holds no object")
+            raise self.no_manifest(release, "it is not a JSON object")
         if (version := data.get("version", MANIFEST)) != MANIFEST:
             raise self.no_manifest(release, f"it has version {version}, this Lodger knows {MANIFEST}")
         return data

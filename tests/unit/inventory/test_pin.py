@@ -210,7 +210,7 @@ def test_digest_is_computed_where_the_registry_does_not_tell_it(hosts: Path, reg
 
 def test_registry_that_sends_on_to_another_name_is_followed_without_the_key(hosts: Path, registry: Registry) -> None:
     registry.token, registry.moved = "t0ken", True  # a registry of this test gave it
-    with pytest.raises(LodgerError, match="nobody without an account"):
+    with pytest.raises(LodgerError, match="only to somebody with an account"):
         pin(hosts)
     there = [key for key, line in zip(registry.keys, registry.asked, strict=True) if "/there/" in line]
     assert there
@@ -258,7 +258,7 @@ def bad_index(registry: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
     [
         (no_tag, "has no 127.0.0.1:", "images.router"),
         (no_trust, "cannot ask 127.0.0.1:", "SSL_CERT_FILE"),
-        (no_access, "nobody without an account", "by hand"),
+        (no_access, "only to somebody with an account", "by hand"),
         (out_of_order, "gives no digest", "another registry"),
         (bad_digest, "gives no digest", "another registry"),
         (bad_index, "cannot ask", "check"),

@@ -40,8 +40,8 @@ def balance_threshold_never_reached(view: View) -> Iterator[Hit]:
         if (most := min(max(running, default=0), max(predicted, default=1 << 30))) <= pool.routing.balance_abs_threshold:
             yield Hit(
                 Location(("pools", pool.name, "routing", "balance_abs_threshold")),
-                f"a worker runs {most} requests at once, so a difference of {pool.routing.balance_abs_threshold} never comes "
-                "about: one shared system prompt would send everybody to one worker",
+                f"a worker runs {most} requests at once, so a difference of {pool.routing.balance_abs_threshold} never "
+                "occurs: one shared system prompt would send everybody to one worker",
                 f"balance_abs_threshold: {max(most // 2, 1)}",
             )
 
