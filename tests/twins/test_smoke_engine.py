@@ -13,6 +13,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -27,6 +28,7 @@ from lodger.engines.sglang.smoke_judgements import Expectation, SmokeCheck, Smok
 from lodger.inventory import Fleet, Host
 from lodger.inventory.load import load
 from lodger.release.render import render
+from tests.unit import servers
 
 ROOT = Path(__file__).resolve().parents[2]
 ENGINE = ROOT / "lab" / "engine"
@@ -123,23 +125,52 @@ def engine(words: list[str], gpus: int, folder: Path, faults: list[dict[str, obj
         process.wait(PATIENCE)
 
 
+class Lossy:
+    """Carries connections to an engine, but closes so many of those with a large request without an answer."""
+
+    def __init__(self, port: int, losses: int) -> None:
+        self.port = port
+        self.losses = losses
+        self.lock = threading.Lock()
+
+    def __call__(self, connection: socket.socket) -> None:
+        request = servers.whole(connection)
+        with self.lock:
+            lost = len(request) > 300_000 and self.losses > 0
+            self.losses -= lost
+        if lost:
+            return
+        with socket.create_connection(("127.0.0.1", self.port)) as far:
+            far.sendall(request)
+            while data := far.recv(65536):
+                connection.sendall(data)
+
+
 Smoked = Callable[..., SmokeReport]
 
 
 @pytest.fixture
 def smoked(fleet: Fleet, models: Path, tmp_path: Path) -> Smoked:
-    """Smoke worker a of node1; ``change`` alters the engine's command line, ``declared`` another inventory."""
+    """Smoke worker a of node1.
+
+    ``change`` alters the engine's command line, ``declared`` is another inventory, ``between`` stands before the engine's port.
+    """
 
     def run(
         change: Callable[[list[str]], list[str]] = list,
         declared: Fleet = fleet,
         faults: tuple[dict[str, object], ...] = (),
         min_kv_tokens: int = 50_000,
+        between: Callable[[int], servers.Behaviour] | None = None,
     ) -> SmokeReport:
         host = declared.hosts["node1"]
         words = change(command_line(declared, host, models))
         with engine(words, host.gpus.count, tmp_path, list(faults)) as client:
-            return smoke(client, Expectation.of(declared, host, host.workers["a"], min_kv_tokens))
+            expected = Expectation.of(declared, host, host.workers["a"], min_kv_tokens)
+            if between is None:
+                return smoke(client, expected)
+            with servers.serving(between(int(words[words.index("--port") + 1]))) as near:
+                return smoke(Client(near.url), expected)
 
     return run
 
@@ -222,3 +253,21 @@ def test_a_tool_parser_taken_from_one_worker_is_named_there(smoked: Smoked, flee
     report = smoked(declared=declaring(fleet, own={"tool_call_parser": None}))
     assert [check.name for check in report.failures] == ["tool call"], told(report.failures)
     assert report.failures[0].setting == "node1: workers.a.engine.tool_call_parser"
+
+
+def test_one_connection_that_ends_without_an_answer_is_no_verdict(smoked: Smoked) -> None:
+    report = smoked(between=lambda port: Lossy(port, losses=1))
+    assert told(report.failures) == []
+    (refused,) = (check for check in report.checks if check.name == "over-long prompt")
+    assert refused.detail.startswith("refused with 400; asked again, a first connection ended without an answer (")
+
+
+def test_two_of_them_in_a_row_are_told(smoked: Smoked) -> None:
+    report = smoked(between=lambda port: Lossy(port, losses=4))
+    assert [check.name for check in report.failures] == ["over-long prompt"], told(report.failures)
+    assert "the connection failed twice in a row (closed without an answer" in report.failures[0].detail
+
+
+def test_a_slow_port_changes_no_verdict(smoked: Smoked) -> None:
+    report = smoked(between=lambda port: servers.relaying(port, bytes_per_s=300_000))
+    assert told(report.failures) == []
