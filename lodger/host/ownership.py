@@ -29,9 +29,10 @@ def owner(
     process: Process, containers: Mapping[str, Container], programs: Mapping[str, Program], units: Mapping[str, Unit]
 ) -> Owner:
     """Return who answers for ``process``: its container, else the program, else the unit it descends from, else itself."""
-    for container in containers.values():
-        if container.id == process.container:
-            return Owner("container", container.name)
+    if inside := process.container:
+        for container in containers.values():
+            if container.id == inside:
+                return Owner("container", container.name)
     family = (process.pid, *process.parents)
     for program in programs.values():
         if program.pid and program.pid in family:

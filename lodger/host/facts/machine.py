@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from lodger.host import nvidia, paths
 from lodger.host.command import quote
@@ -222,18 +223,18 @@ class Process:
     program: str | None = None
     by_root: bool = False
 
-    @property
+    @cached_property
     def gpus(self) -> tuple[int, ...]:
         """Numbers of the GPUs it has open."""
         return tuple(sorted({int(match[1]) for device in self.devices if (match := re.match(r"/dev/nvidia(\d+)", device))}))
 
-    @property
+    @cached_property
     def container(self) -> str:
         """The id of the container it runs in, "" for none."""
         match = re.search(r"docker[-/]([0-9a-f]{64})", self.cgroup)
         return match[1] if match else ""
 
-    @property
+    @cached_property
     def unit(self) -> str:
         """The system unit it belongs to, "" when its cgroup names none.
 
@@ -242,7 +243,7 @@ class Process:
         match = re.search(r"(?:^| )(?:/[^/ ]+\.slice)*/([^/ ]+\.service)(?=[/ ]|$)", self.cgroup)
         return match[1] if match else ""
 
-    @property
+    @cached_property
     def user_unit(self) -> tuple[int, str] | None:
         """The unit of a user's own manager that it belongs to, after that user's number."""
         manager = r"(?:^| )/user\.slice/user-\d+\.slice/user@(\d+)\.service/"
