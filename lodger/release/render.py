@@ -46,7 +46,7 @@ def router_beside(fleet: Fleet, host: Host, policy: str, port: int, metrics_port
     Its container and Compose project are lodger-router-probe; it is no part of a release.
     """
     if host.router is None:
-        raise InventoryError("there is no router here", host=host.name)
+        raise InventoryError("this host has no router", host=host.name)
     local = "127.0.0.1"
     router = host.router.model_copy(
         update={"port": port, "listen": local, "prometheus_port": metrics_port, "prometheus_listen": local}

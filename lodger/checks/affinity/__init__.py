@@ -1,1 +1,1 @@
-"""Does a prompt go back to the worker that has its beginning in its cache?"""
+"""The affinity probe: whether a prompt returns to the worker that has its beginning cached."""

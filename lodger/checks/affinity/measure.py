@@ -1,4 +1,4 @@
-"""The affinity probe on real connections: the deployed router, and beside it for a minute one that only counts."""
+"""The affinity probe on real connections: the deployed router, and for comparison a second one with round_robin."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ from lodger.terminal import Terminal
 
 Say = Callable[[str], None]
 
-_LIFE = 300  # seconds after which the router beside is gone whatever became of us
+_LIFE = 300  # seconds after which the second router ends, even if this process died
 _START = 90.0  # seconds until it knows every worker; 12 to 16 were seen
-_PORTS = range(29100, 29200)  # below what the kernel takes for outgoing connections
+_PORTS = range(29100, 29200)  # below the kernel's range for outgoing connections
 _UNIT = "lodger-router-probe.service"
 _LOG_LINES = 20000
 
 
 @dataclass(frozen=True)
 class Affinity:
-    """What the probe found at the router of one host; no trials when it was only asked what it would do."""
+    """What the probe found at the router of one host; no trials in a dry run."""
 
     host: str
     pool: str
@@ -45,7 +45,7 @@ class Affinity:
     seconds: float
 
     def __str__(self) -> str:
-        """Return the tables, and a line for each repeat that went astray."""
+        """Return the tables, and a line for each repeat that went to another worker."""
         if not self.trials:
             return f"{self.host}: would send prefixes through the router of pool {self.pool} and through a second one beside it"
         return "\n".join([f"pool {self.pool}, router on {self.host}", trials.table(self.trials), *self.faults()])
@@ -56,15 +56,15 @@ class Affinity:
             return []
         deployed = self.trials[0]
         alone = len(deployed.workers) == 1 < self.workers
-        return [*deployed.strays(), *["all prefixes went to one worker, so nothing was shown about the others"] * alone]
+        return [*deployed.strays(), *["all prefixes went to one worker, so nothing is known about the other workers"] * alone]
 
     def check(self) -> None:
         """Raise StateFailed when a repeat did not return to its worker."""
         if faults := self.faults():
             raise StateFailed(
-                f"{len(faults)} of {len(self.trials[0].pairs)} prefixes did not go back where they are cached",
+                f"{len(faults)} of {len(self.trials[0].pairs)} prefixes did not return to the worker that has them cached",
                 cause=faults[0],
-                hint="other people's load moves prompts too: ask again when the pool is quiet, then look at pools.*.routing",
+                hint="load of other users moves prompts too: run this again when the pool is quiet; then check pools.*.routing",
                 host=self.host,
             )
 
@@ -83,10 +83,10 @@ class Affinity:
 
 
 def affinity_of(fleet: Fleet, host: Host, prefixes: int, *, dry_run: bool) -> Affinity:
-    """Return what became of so many prefixes (0: three for each worker) at the router of ``host``."""
+    """Measure with ``prefixes`` prefixes (0: three for each worker) at the router of ``host``."""
     start = time.monotonic()
     if host.router is None:
-        raise UsageError("there is no router here", hint="name the host of a router", host=host.name)
+        raise UsageError("this host has no router", hint="--host with the name of a host that has a router", host=host.name)
     if prefixes < 0:
         raise UsageError(f"{prefixes} prefixes cannot be sent", hint="--prefixes 9, or leave it out", host=host.name)
     pool, say = fleet.pools[host.router.pool], partial(Terminal().note, host.name)
@@ -95,10 +95,10 @@ def affinity_of(fleet: Fleet, host: Host, prefixes: int, *, dry_run: bool) -> Af
 
 
 def _trials(fleet: Fleet, host: Host, pool: Pool, prefixes: int, say: Say) -> tuple[int, tuple[trials.Trial, ...]]:
-    """Send prefixes twice through the router of ``host``, then others through one with ``round_robin`` beside it.
+    """Send prefixes twice through the router of ``host``, then others through a second router with ``round_robin``.
 
-    Also returns how many workers there are behind it: one may be paused. Raises StateFailed when the router does not run, does
-    not answer or has no worker, and when the other one does not come up.
+    Also return how many workers it has: one may be paused. Raises StateFailed when the router is not running, does not answer
+    or has no worker, and when the second one does not start.
     """
     workers = [(other, worker.name) for other, worker in fleet.pool_workers(pool.name)]
     names = {host.name: host} | {other.name: other for other, _ in workers}
@@ -112,11 +112,11 @@ def _trials(fleet: Fleet, host: Host, pool: Pool, prefixes: int, say: Say) -> tu
         with router.forward(*own) as local:
             size = engine.pool.healthy(_client(fleet, pool.name, local))
         if not size:
-            raise StateFailed("the router has no healthy worker", hint="./ops verify names what is wrong", host=host.name)
+            raise StateFailed("the router has no healthy worker", hint=f"./ops verify --host {host.name}", host=host.name)
         count = prefixes or 3 * size
 
         def trial(policy: str, address: str, port: int) -> trials.Trial:
-            say(f"{count} prefixes twice, {size} at a time, through {policy}")
+            say(f"sending {count} prefixes twice, {size} at a time, through {policy}")
             texts = trials.prefixes(count, pool.context_length, uuid.uuid4().hex)
             return _trial(fleet, pool, policy, (router, address, port), connections, workers, texts, size)
 
@@ -140,7 +140,7 @@ def _trial(
     with connection.forward(address, port) as local:
         client = _client(fleet, pool.name, local)
         sends = trials.send(client, fleet.models[pool.model].served_name or pool.model, texts, size)
-    time.sleep(0.5)  # an engine logs a request just after its client has the end of it
+    time.sleep(0.5)  # an engine logs a request just after its client got the last token
     lines = engine_of(fleet, pool.name).log
     logs = {
         f"{host.name}/{worker}": lines.read_requests(
@@ -157,22 +157,22 @@ def _client(fleet: Fleet, pool: str, port: int) -> Client:
 
 
 def _log(container: str, since: str, lines: LogLines) -> Command:
-    """Return the command that prints the lines of a container's log that tell who served what."""
+    """Return the command that prints the log lines of a container that name the requests it served."""
     script = f"{quote(['docker', 'logs', '--since', since, container])} 2>&1"
     return Command(f"{script} | grep -E {quote([lines.requests])} | tail -n {_LOG_LINES}", why="read the worker's log")
 
 
 @contextmanager
 def _beside(connection: Ssh, fleet: Fleet, host: Host, workers: int, say: Say) -> Iterator[tuple[str, int]]:
-    """Run a router with ``round_robin`` beside the deployed one; yield its address and port once it knows every worker.
+    """Run a second router with ``round_robin``; yield its address and port once it knows every worker.
 
-    It is a transient unit with a bounded life, so that it goes even when we are cut off; nothing of it is left.
+    It is a transient unit with a time limit, so it ends even when this process dies; nothing of it is left.
     """
     listening = facts.parse(connection.run(facts.command([facts.PORTS])).check(host.name).stdout, host.name)[facts.PORTS]
     port, metrics_port = free_ports({one.port for one in listening})
     beside = router_beside(fleet, host, "round_robin", port, metrics_port)
     (service,) = beside.services
-    say(f"starting a second router with round_robin on port {port}, for as long as this takes")
+    say(f"starting a second router with round_robin on port {port}, until this measurement ends")
     connection.run(_start(beside)).check(host.name)
     try:
         with connection.forward("127.0.0.1", port) as local:
@@ -186,7 +186,10 @@ def free_ports(taken: set[int]) -> tuple[int, int]:
     """Return two ports that nobody listens on; raise Refused when there are none."""
     free = [port for port in _PORTS if port not in taken]
     if len(free) < 2:
-        raise Refused(f"there are no two free ports between {_PORTS.start} and {_PORTS.stop - 1}", hint="see `ss -tln`")
+        raise Refused(
+            f"there are no two free ports between {_PORTS.start} and {_PORTS.stop - 1}",
+            hint="on the host, `ss -tlnp` shows who uses them",
+        )
     return free[0], free[1]
 
 
@@ -212,7 +215,7 @@ def _wait(engine: Engine, client: Client, workers: int, host: str) -> None:
         if time.monotonic() > end:
             raise StateFailed(
                 f"the second router knows {healthy} of {workers} workers after {_START:.0f} s",
-                hint=f"journalctl -u {_UNIT} on the host; ./ops verify looks at the workers",
+                hint=f"on the host: journalctl -u {_UNIT}; for the workers: ./ops verify --host {host}",
                 host=host,
             )
         time.sleep(0.5)

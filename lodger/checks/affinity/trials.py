@@ -1,11 +1,11 @@
-"""Does a prompt go back to the worker that has its beginning in its cache?
+"""Send prefixes twice, and judge whether each returns to the worker that has it cached.
 
-Unique long prefixes, each of a token count of its own, are sent twice. Who answered is told by the workers' own logs: each
-names a request by its id, and prints what each chunk of a prompt cost. Idle workers tie and the first of the list gets
-everything, so prefixes are sent several at a time, as many as there are workers. The second round is in another order: in the
-same one a router that only counts to the number of workers would look as if it remembered.
+Unique long prefixes, each with a token count of its own, are sent twice. The workers' logs show who answered: each names a
+request by its id, and prints the tokens of each chunk of a prompt. As many prefixes as there are workers are sent at a time:
+of idle workers the first in the list would get everything. The second round has another order: in the same order round_robin
+would look like a cache.
 
-Judging is pure: values in, values out. ``send`` is what talks to a router.
+Judging is pure: values in, values out. Only ``send`` talks to a router.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from lodger.engines.client import Client, Stream, dig
 from lodger.engines.log import Prefill, WorkerLog
 from lodger.errors import StateFailed
 
-_LONGEST = 18000  # tokens of the longest prefix, 6 s of reading; the shortest has a third of it
+_LONGEST = 18000  # tokens of the longest prefix, 6 s of prefill; the shortest has a third of it
 _ANSWER = 32  # tokens of an answer
 _DEADLINE = 300.0  # seconds for one request: others may wait before it
 
@@ -41,9 +41,9 @@ class Sent:
 
 @dataclass(frozen=True)
 class ServedPrompt:
-    """One request with the worker that its logs say served it (empty: none of them), and the tokens that were computed.
+    """One request with the worker that served it by the logs ("": none of them), and the tokens that were computed.
 
-    ``new_tokens`` is None where no batches in the log make up the prompt with the cached tokens that its client was told.
+    ``new_tokens`` is None when no batches in the log add up to the prompt and the cached tokens that the answer reported.
     """
 
     sent: Sent
@@ -52,7 +52,7 @@ class ServedPrompt:
 
     @property
     def hit(self) -> bool:
-        """Whether most of the prompt was in the cache; the template's head alone makes any two prompts share a few tokens."""
+        """Whether most of the prompt was in the cache; any two prompts share a few tokens, the head of the template."""
         return self.sent.cached_tokens > self.sent.prompt_tokens / 2
 
 
@@ -87,7 +87,7 @@ class Trial:
         return statistics.median(one.sent.ttft_s for one in self.of_round(nth))
 
     def strays(self) -> list[str]:
-        """Return a sentence for each repeat that did not go back to its worker, or of which the logs do not say so."""
+        """Return a sentence for each repeat that did not return to its worker, or that no log shows."""
         said = []
         for first, second in self.pairs:
             name = f"prefix {first.sent.prefix} of {first.sent.prompt_tokens} tokens"
@@ -102,20 +102,20 @@ class Trial:
 
 
 def prefixes(count: int, context_length: int, run: str) -> list[str]:
-    """Return texts that begin like no other of this run and of any other run, each longer than the one before.
+    """Return texts with a beginning that no other text of any run has, each longer than the one before.
 
-    ``context_length`` (tokens) bounds them. Single letters are one token each wherever they were tried.
+    ``context_length`` (tokens) limits them. A single letter was one token with every tokenizer that was tried.
     """
     longest = min(_LONGEST, context_length // 2)
-    luck = random.Random(run)  # noqa: S311  no secret: only never the same twice
+    luck = random.Random(run)  # noqa: S311  not a secret: only never the same twice
     lengths = [longest // 3 + longest * 2 * number // (3 * max(1, count - 1)) for number in range(count)]
     return [" ".join(luck.choices(string.ascii_lowercase, k=length)) for length in lengths]
 
 
 def waves(count: int, size: int) -> list[list[tuple[int, int]]]:
-    """Return which (prefix, round) are sent side by side: all of round 1, then all of round 2 in another order.
+    """Return which (prefix, round) are sent at the same time: all of round 1, then all of round 2 in another order.
 
-    The order is always the same, so that two policies are asked alike.
+    The order is the same in every call, so that two policies get the same requests.
     """
     again = list(range(count))
     random.Random(count).shuffle(again)  # noqa: S311  see prefixes
@@ -126,7 +126,7 @@ def waves(count: int, size: int) -> list[list[tuple[int, int]]]:
 def send(client: Client, model: str, texts: Sequence[str], size: int) -> list[Sent]:
     """Send prefixes twice through a router, ``size`` at a time.
 
-    Raises StateFailed when an answer is not whole, or tells no usage.
+    Raises StateFailed when an answer is incomplete or has no usage.
     """
 
     def ask(one: tuple[int, int]) -> Sent:
@@ -153,10 +153,9 @@ def _sent(number: int, nth: int, stream: Stream) -> Sent:
 
 
 def attribute(sends: Iterable[Sent], logs: Mapping[str, WorkerLog]) -> tuple[ServedPrompt, ...]:
-    """Say who served each request: the worker whose log has its id, else the one that logged a prompt of its length.
+    """Find who served each request: the worker whose log has its id, else the one that logged a prompt of its length.
 
-    A prompt longer than a chunk is several batches, whose tokens are summed: its new tokens are theirs where they can be told
-    apart from other people's.
+    A prompt longer than a chunk is several batches: its new tokens are their sum, unless batches of other users are among them.
     """
     served = []
     for sent in sends:
@@ -171,7 +170,7 @@ def attribute(sends: Iterable[Sent], logs: Mapping[str, WorkerLog]) -> tuple[Ser
 
 
 def _chunks(prefills: Sequence[Prefill], sent: Sent) -> Sequence[Prefill]:
-    """Return the batches in a row that make up this prompt, with the cached tokens that its client was told; empty without any.
+    """Return consecutive batches that add up to this prompt and to the cached tokens that the answer reported, or none.
 
     A batch that holds chunks of two prompts fits neither.
     """
@@ -187,7 +186,7 @@ def _chunks(prefills: Sequence[Prefill], sent: Sent) -> Sequence[Prefill]:
     return ()
 
 
-# ---------------------------------------------------------------- what is said
+# ---------------------------------------------------------------- what is shown
 
 
 def table(trials: Sequence[Trial]) -> str:

@@ -1,4 +1,4 @@
-"""What is wrong with a host, or soon will be: each check judges readings by the inventory, and says what to do."""
+"""What is wrong with a host, or soon will be: each check compares the host with the inventory, and says what to do."""
 
 from lodger.checks.doctor.docker import PROBE_PATIENCE, probed, probing
 from lodger.checks.doctor.examine import CHECKS, judge

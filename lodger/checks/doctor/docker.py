@@ -15,7 +15,7 @@ from lodger.inventory import Fleet, Host
 
 
 def tools(at: HostReading) -> Iterator[DoctorFinding]:
-    """See that Docker, Compose, the container toolkit and curl are there."""
+    """Check that Docker, Compose, the container toolkit and curl are there."""
     found = fit(at.host).tools(at.read)
     for blocker in found:
         yield error_finding(blocker.what, blocker.cause, blocker.hint)
@@ -25,7 +25,7 @@ def tools(at: HostReading) -> Iterator[DoctorFinding]:
 
 
 def probe(at: HostReading) -> Iterator[DoctorFinding]:
-    """See that a container with all GPUs runs (only with --probe)."""
+    """Check that a container with all GPUs runs (only with --probe)."""
     ran = at.probe
     if ran is None:
         return
@@ -35,24 +35,26 @@ def probe(at: HostReading) -> Iterator[DoctorFinding]:
     last = (ran.said.strip().splitlines() or ["it printed nothing"])[-1]
     if ran.absent:
         yield warning_finding(
-            "nothing was probed: the image is not on the host", ran.image, "a deploy pulls it; probe again after that"
+            "nothing was probed: the image is not on the host",
+            ran.image,
+            f"./ops deploy --host {at.host.name} pulls it; then run this again",
         )
     elif ran.code == health.KILLED:
         yield error_finding(
             "a GPU container hangs",
             f"no end within {PROBE_PATIENCE:.0f} s: {last}",
-            "`log`, `driver`; then docker and its toolkit",
+            "see what `log` and `driver` found; then check Docker and its container toolkit",
         )
     elif ran.code:
-        yield error_finding(
-            "a GPU container does not run", last, "nvidia-ctk runtime configure --runtime=docker, and restart Docker in time"
-        )
+        yield error_finding("a GPU container does not run", last, _CONFIGURE)
     else:
         seen = len([line for line in ran.said.splitlines() if line[:1].isdigit()])
         if seen != at.host.gpus.count:
             measured = f"{seen} in the container, the inventory says {at.host.gpus.count}"
             yield error_finding(
-                "a GPU container does not see all GPUs", measured, "look at `gpus` and at the toolkit's configuration"
+                "a GPU container does not see all GPUs",
+                measured,
+                "see what `gpus` found; then check the configuration of the container toolkit",
             )
         else:
             yield ok_finding("a GPU container runs and sees all GPUs", f"{seen}, in {ran.image}")
@@ -60,13 +62,14 @@ def probe(at: HostReading) -> Iterator[DoctorFinding]:
 
 # ---------------------------------------------------------------- a container with GPUs
 
-PROBE_PATIENCE = 90.0  # seconds: the first GPU container after a boot takes the driver's start
+PROBE_PATIENCE = 90.0  # seconds: the first GPU container after a boot also waits for the driver to start
+_CONFIGURE = "nvidia-ctk runtime configure --runtime=docker; then restart Docker when its containers can be stopped"
 
 
 def probing(fleet: Fleet, host: Host) -> Command | None:
-    """Return the command that runs a container with all GPUs and takes it away, None where no worker's image is pinned.
+    """Return the command that runs a container with all GPUs and removes it, None when no worker's image is pinned.
 
-    It pulls nothing, has no network, and is removed by the host itself should the connection be cut.
+    It pulls nothing and has no network. The host removes it even when the connection is lost.
     """
     image = next((fleet.images[fleet.pools[worker.pool].image] for worker in host.workers.values()), None)
     if image is None or image.digest is None:

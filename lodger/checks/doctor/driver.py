@@ -14,7 +14,7 @@ from lodger.host.nvidia import cuda_of_driver, version_key
 
 
 def driver(at: HostReading) -> Iterator[DoctorFinding]:
-    """See that the driver works, is the declared one, and runs the images' CUDA."""
+    """Check that the driver works, is the declared one, and runs the images' CUDA."""
     found, host = at.read[facts.DRIVER], at.host
     upgrade = f"./ops runbook driver-upgrade --host {host.name}"
     if "not found" in found.complaint and "nvidia-smi" in found.complaint:
@@ -23,12 +23,12 @@ def driver(at: HostReading) -> Iterator[DoctorFinding]:
         return
     if "version mismatch" in found.complaint:
         measured = f"the kernel has {found.loaded}, the library is {at.read[health.ON_DISK].library or 'missing'}"
-        todo = f"an upgrade was done half way: {upgrade} ends it without a reboot, or reboot; then hold the packages"
+        todo = f"an upgrade was cut off: {upgrade} finishes it without a reboot; or reboot; then hold the packages"
         yield error_finding("the loaded driver and its library differ", measured, todo)
         return
     if found.complaint:
         yield error_finding(
-            "nvidia-smi does not work", found.complaint, "mend the driver; `module`, `installed` and `log` may say why"
+            "nvidia-smi does not work", found.complaint, "repair the driver; `module`, `installed` and `log` may show why"
         )
         return
     if found.loaded != host.driver:
@@ -47,7 +47,7 @@ def driver(at: HostReading) -> Iterator[DoctorFinding]:
 
 
 def boot(at: HostReading) -> Iterator[DoctorFinding]:
-    """See that what is loaded is what is installed: a driver that came after the boot waits for the next one."""
+    """Check that the loaded driver is the installed one: a driver installed after the boot is loaded by the next boot."""
     loaded, disk = at.driver.loaded, at.read[health.ON_DISK]
     if not loaded or not disk.module:
         return
@@ -55,16 +55,14 @@ def boot(at: HostReading) -> Iterator[DoctorFinding]:
     came = f"which came {span(age)} after the boot" if age > 0 else f"which was there {span(-age)} before the boot"
     measured = f"{loaded} is loaded, {disk.module} is on disk, {came}"
     if loaded != disk.module:
-        todo = (
-            f"the next boot changes the driver unasked: ./ops runbook driver-upgrade --host {at.host.name}, or reboot in time"
-        )
+        todo = f"the next boot will change the driver: ./ops runbook driver-upgrade --host {at.host.name}, or plan a reboot"
         yield warning_finding("the loaded driver is not the installed one", measured, todo)
     else:
         yield ok_finding("the loaded driver is the installed one", measured)
 
 
 def module(at: HostReading) -> Iterator[DoctorFinding]:
-    """See that the driver's module is built for the running kernel, and can be built again."""
+    """Check that the driver's module is built for the running kernel, and can be built again."""
     kernel, disk = at.read[packages.KERNEL], at.read[health.ON_DISK]
     headers = f"linux-headers-{kernel.release}"
     measured = f"kernel {kernel.release}, dkms built {', '.join(kernel.built) or 'nothing'} for it"
@@ -74,31 +72,35 @@ def module(at: HostReading) -> Iterator[DoctorFinding]:
         yield error_finding(f"no NVIDIA module is built for the running kernel{late}", measured, todo)
     elif kernel.built and not kernel.headers:
         yield warning_finding(
-            "the running kernel's headers are missing", measured, f"no other driver can be built: install {headers}"
+            "the running kernel's headers are missing",
+            measured,
+            f"no other driver can be built without them: apt-get install {headers}",
         )
     else:
         yield ok_finding("the module is built for the running kernel", f"{measured}; {disk.module or 'no module'} on disk")
 
 
 def installed(at: HostReading) -> Iterator[DoctorFinding]:
-    """See that dpkg and apt are in order, and nothing upgrades the driver unasked."""
+    """Check that dpkg has no unfinished work, and that no unattended upgrade changes the driver."""
     dpkg = at.read[packages.DPKG]
     if not dpkg.packages and "not found" in dpkg.complaint:
         yield note_finding(
-            "the driver's packages are unknown: this is no Debian", dpkg.complaint, "see that nothing upgrades it unasked"
+            "this is not Debian or Ubuntu: the driver's packages are unknown",
+            dpkg.complaint,
+            "see that nothing upgrades the driver",
         )
         return
     if dpkg.complaint:
-        todo = "an installation was cut off: dpkg --configure -a && apt-get -f install, when nobody else is at it"
-        yield error_finding("dpkg reports a broken installation", dpkg.complaint[:400], todo)
+        todo = "an installation was cut off; when nobody else installs packages: dpkg --configure -a && apt-get -f install"
+        yield error_finding("dpkg has unfinished work", dpkg.complaint[:400], todo)
     if dpkg.busy:
-        yield note_finding("somebody installs packages just now", dpkg.busy, "wait for it before a driver upgrade")
+        yield note_finding("somebody is installing packages now", dpkg.busy, "wait for it before a driver upgrade")
     held_by_us = packages.stack(at.driver.loaded or "")
     stack = [one for one in dpkg.packages.values() if one.well and one.name in held_by_us]
     loose = [one.name for one in stack if not one.held]
     if loose:
         measured = f"not held: {', '.join(loose)}"
-        todo = f"apt-mark hold {' '.join(loose)}: an unattended upgrade would leave module and library apart"
-        yield note_finding("the driver may be upgraded unasked", measured, todo)
+        todo = f"apt-mark hold {' '.join(loose)}: otherwise an unattended upgrade leaves a library that does not fit the module"
+        yield note_finding("an unattended upgrade may change the driver", measured, todo)
     if not dpkg.complaint:
-        yield ok_finding("dpkg and apt are in order", ", ".join(f"{one.name} {one.version}" for one in stack))
+        yield ok_finding("dpkg has no unfinished work", ", ".join(f"{one.name} {one.version}" for one in stack))

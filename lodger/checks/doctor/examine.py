@@ -31,7 +31,7 @@ def judge(at: HostReading) -> list[DoctorFinding]:
     at = replace(at, read=_without_docker(at.read))
     for check in CHECKS:
         try:
-            for one in check(at):  # one by one: what a check said before it could not go on stands
+            for one in check(at):  # one by one: findings from before an Unreadable are kept
                 found.append(replace(one, check=check.__name__))
         except Unreadable as error:
             found.append(replace(_unread(error, at), check=check.__name__))
@@ -39,7 +39,7 @@ def judge(at: HostReading) -> list[DoctorFinding]:
 
 
 def _without_docker(read: Facts) -> Facts:
-    """Return ``read`` as of a host with no containers where dockerd does not answer: `tools` says so, the others go on."""
+    """Return ``read`` without containers when dockerd does not answer: `tools` says so, the other checks go on."""
     code, _ = read.sections.get(facts.CONTAINERS.name, (0, ""))
     return read if code == 0 else read.replaced(facts.CONTAINERS, "")
 
@@ -48,6 +48,6 @@ def _unread(error: Unreadable, at: HostReading) -> DoctorFinding:
     hung = any(code == health.KILLED and error.what.startswith(f"{name} ") for name, (code, _) in at.read.sections.items())
     if hung:
         return error_finding(
-            f"{error.what}: it hangs", "cut off after its time", "look at it by hand; `log` and `mounts` may say why"
+            f"{error.what}: it hangs", "it gave no answer in time", "look at it on the host; `log` and `mounts` may show why"
         )
-    return warning_finding(error.what, error.cause, "this check could not judge; look at it by hand")
+    return warning_finding(error.what, error.cause, "this check was not possible; look at it on the host")

@@ -6,7 +6,7 @@ from lodger.checks.doctor.report import DoctorFinding, DoctorSeverity
 
 
 def error_finding(what: str, measured: str, todo: str) -> DoctorFinding:
-    """Return a finding with which a deploy, or what is served, fails."""
+    """Return a finding that makes a deploy or a service fail."""
     return DoctorFinding(DoctorSeverity.ERROR, what, measured, todo)
 
 
@@ -21,7 +21,7 @@ def note_finding(what: str, measured: str, todo: str) -> DoctorFinding:
 
 
 def ok_finding(what: str, measured: str = "") -> DoctorFinding:
-    """Return that something is well."""
+    """Return a finding that needs no action."""
     return DoctorFinding(DoctorSeverity.OK, what, measured)
 
 

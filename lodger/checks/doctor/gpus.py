@@ -14,7 +14,7 @@ from lodger.host.ownership import declared, is_driver_daemon, is_ours, names, ow
 
 
 def gpus(at: HostReading) -> Iterator[DoctorFinding]:
-    """See that GPUs are as many, of the kind and of the memory that the inventory says."""
+    """Check that number, model and memory of the GPUs are those of the inventory."""
     if not at.answers:
         return
     found, wanted = at.driver.gpus, at.host.gpus
@@ -22,12 +22,12 @@ def gpus(at: HostReading) -> Iterator[DoctorFinding]:
     if len(found) != wanted.count:
         well = False
         measured = f"nvidia-smi shows {len(found)}, the inventory says {wanted.count}"
-        todo = "a GPU may have fallen off the bus, which `log` shows: power and seat; or correct `gpus:`"
+        todo = "if `log` shows that a GPU fell off the bus: check its power and slot; else correct `gpus:`"
         yield error_finding("the number of GPUs is not the declared one", measured, todo)
     if other := sorted({gpu.name for gpu in found} - {wanted.model}):
         well = False
         yield warning_finding(
-            "the GPUs are not of the declared kind", f"{', '.join(other)}, not {wanted.model}", "correct `gpus.model`"
+            "the GPUs are not the declared model", f"{', '.join(other)}, not {wanted.model}", "correct `gpus.model`"
         )
     if small := [gpu for gpu in found if gpu.memory < wanted.memory_mib * 0.95]:
         well = False
@@ -38,14 +38,14 @@ def gpus(at: HostReading) -> Iterator[DoctorFinding]:
 
 
 def holders(at: HostReading) -> Iterator[DoctorFinding]:
-    """See that whoever has a GPU open is ours or named in the inventory, and memory that is taken has an owner."""
+    """Check that every process on a GPU is ours or in the inventory, and that used memory has a process."""
     read, host = at.read, at.host
     who = owners(read)
     named = declared(host)
     staying = {owner for owner, one in named.items() if one.policy != "replace"}
     known: list[str] = []
     opened: set[int] = set()  # GPUs that somebody has open
-    others: set[int] = set()  # GPUs that somebody has open who is no neighbour that stays
+    others: set[int] = set()  # GPUs that somebody has open who is not a neighbour that stays
     for process in read[facts.PROCESSES].values():
         if not process.devices:
             continue
@@ -53,7 +53,7 @@ def holders(at: HostReading) -> Iterator[DoctorFinding]:
         numbers = ",".join(map(str, process.gpus)) or "none, the driver only"
         measured = f"GPU {numbers}: pid {process.pid}, user {process.user}, {owner}: {process.command[:160]}"
         if runs_without_unit(process):
-            todo = "a driver upgrade refuses: kill it, and let its unit run it (systemctl enable --now)"
+            todo = "a driver upgrade refuses this: kill it, then start its unit: systemctl enable --now UNIT"
             yield note_finding("a daemon of the driver runs without its unit", measured, todo)
             continue
         if is_driver_daemon(process):
@@ -64,36 +64,36 @@ def holders(at: HostReading) -> Iterator[DoctorFinding]:
         if names(owner, read) & named.keys() or is_ours(owner, read, host.name):
             known.append(f"pid {process.pid} ({owner})")
         elif set(process.gpus) & at.serving:
-            todo = f"a deploy refuses: ask {process.user} to stop it, or name it under `neighbours:`"
-            yield error_finding("a GPU that a worker needs is held by a stranger", measured, todo)
+            todo = f"a deploy refuses this: ask {process.user} to stop it, or name it under `neighbours:`"
+            yield error_finding("a GPU that a worker needs is held by a process that is not in the inventory", measured, todo)
         else:
             yield note_finding(
-                "somebody has the driver open", measured, f"a driver upgrade would wait for {process.user}: ask in time"
+                "a process that is not in the inventory has the driver open",
+                measured,
+                f"ask {process.user} before a driver upgrade",
             )
     yield from _memory(at, opened, others)
-    yield ok_finding("holders that are known", ", ".join(known) or "none")
+    yield ok_finding("known processes on the GPUs", ", ".join(known) or "none")
 
 
 def _memory(at: HostReading, opened: set[int], others: set[int]) -> Iterator[DoctorFinding]:
-    """See that of GPUs with nobody but neighbours on them no more is in use than a deploy accepts."""
+    """Check that GPUs with only neighbours on them have no more memory in use than a deploy accepts."""
     for gpu in at.driver.gpus:
         too_much = nvidia.excess(gpu.index, gpu.used, at.host.reserved_mib(gpu.index))
         if not too_much or gpu.index in others:
             continue
         if gpu.index in opened:
             todo = "a deploy of a worker there fails: correct `gpu_memory_mib` and `gpus` of the neighbours, or ask them"
-            yield warning_finding("neighbours have more GPU memory than they were promised", too_much, todo)
+            yield warning_finding("neighbours use more GPU memory than the inventory says", too_much, todo)
         else:
             measured = f"GPU {gpu.index}: {gpu.used} MiB in use, no process has it open"
             yield warning_finding(
-                "GPU memory is in use, and no process has it",
-                measured,
-                "a process died badly: nvidia-smi --gpu-reset, or reboot",
+                "GPU memory is in use by no process", measured, f"on the host: nvidia-smi --gpu-reset -i {gpu.index}; or reboot"
             )
 
 
 def pcie(at: HostReading) -> Iterator[DoctorFinding]:
-    """See that each GPU has all the PCIe lanes that it could have."""
+    """Check that each GPU has all the PCIe lanes that it could have."""
     if not at.answers:
         return
     links = at.read[health.LINKS]
@@ -101,7 +101,7 @@ def pcie(at: HostReading) -> Iterator[DoctorFinding]:
     if narrow:
         measured = ", ".join(f"GPU {gpu} (PCI {link.bus}): x{link.width} of x{link.widest}" for gpu, link in narrow.items())
         todo = (
-            "seat and riser of the card, or slots that share lanes; tensor parallelism goes at the pace of the narrowest link"
+            "check slot and riser of the card, and slots that share lanes; tensor parallelism is as slow as the narrowest link"
         )
         yield warning_finding("PCIe links are narrower than they could be", measured, todo)
     else:
@@ -111,7 +111,7 @@ def pcie(at: HostReading) -> Iterator[DoctorFinding]:
 
 
 def topology(at: HostReading) -> Iterator[DoctorFinding]:
-    """See that custom all-reduce is on where NVLink joins all GPUs of a worker, and off elsewhere."""
+    """Check that custom all-reduce is on where NVLink joins all GPUs of a worker, and off elsewhere."""
     if not at.answers:
         return
     table = at.read[health.TOPOLOGY]
@@ -143,7 +143,7 @@ def _counted(words: Counter[str]) -> str:
     return ", ".join(f"{count} {word}" for word, count in sorted(words.items()))
 
 
-_SLOWED = {  # NVML's clock event reasons that are nobody's wish
+_SLOWED = {  # NVML's clock event reasons that show a problem
     0x08: "hardware slowdown",
     0x20: "software thermal slowdown",
     0x40: "hardware thermal slowdown",
@@ -153,7 +153,7 @@ _POWER_CAP = 0x04
 
 
 def throttling(at: HostReading) -> Iterator[DoctorFinding]:
-    """See that nothing keeps the clocks of a GPU down but idleness and the power limit."""
+    """Check that nothing slows down the clocks of a GPU but idleness and the power limit."""
     if not at.answers:
         return
     reasons, links = at.read[health.REASONS], at.read[health.LINKS]
@@ -161,20 +161,20 @@ def throttling(at: HostReading) -> Iterator[DoctorFinding]:
     slowed = {gpu: [word for bit, word in _SLOWED.items() if bits & bit] for gpu, bits in reasons.items()}
     if any(slowed.values()):
         measured = ", ".join(f"GPU {gpu}: {' and '.join(why)}, {degrees.get(gpu, '')}" for gpu, why in slowed.items() if why)
-        todo = "airflow and fans for a thermal slowdown, power supply and cables for a power brake"
+        todo = "thermal slowdown: check airflow and fans; power brake: check power supply and cables"
         yield warning_finding("GPUs are slowed down", measured, todo)
     capped = [gpu for gpu, bits in reasons.items() if bits & _POWER_CAP]
     if capped:
         measured = f"GPU {', '.join(map(str, capped))}"
         yield note_finding(
-            "GPUs run at their power limit", measured, "usual under load; `nvidia-smi -q -d POWER` has the limit"
+            "GPUs run at their power limit", measured, "usual under load; `nvidia-smi -q -d POWER` shows the limit"
         )
     if not any(slowed.values()):
         yield ok_finding("no GPU is slowed down", ", ".join(f"GPU {gpu}: {text}" for gpu, text in degrees.items()))
 
 
 def ecc(at: HostReading) -> Iterator[DoctorFinding]:
-    """See that no GPU counts memory errors."""
+    """Check that no GPU counts memory errors."""
     if not at.answers:
         return
     counts = at.read[health.MEMORY_ERRORS]

@@ -27,11 +27,11 @@ _GRAVE = {
 
 
 def log(at: HostReading) -> Iterator[DoctorFinding]:
-    """See that the kernel's log of this boot has no complaint about GPUs or memory."""
+    """Check that the kernel's log of this boot has no complaint about GPUs or memory."""
     said = at.read[health.KERNEL_LOG]
     if not said.source:
         yield warning_finding(
-            "the kernel's log cannot be read", "neither journalctl -k nor dmesg", "look for NVRM: Xid by hand"
+            "the kernel's log cannot be read", "neither journalctl -k nor dmesg", "look for `NVRM: Xid` in it on the host"
         )
         return
     buses: dict[str, int] = {}
@@ -41,16 +41,18 @@ def log(at: HostReading) -> Iterator[DoctorFinding]:
         number, where = xid.number, f"GPU {buses[xid.bus]}" if xid.bus in buses else "a GPU that nvidia-smi does not show"
         measured = f"Xid {number}, {xid.count} times, {where} (PCI {xid.bus}): {xid.text[:200]}"
         if number in _GRAVE:
-            todo = "stop what uses it and reboot; if it comes back: power, seat, then the card"
+            todo = "stop what uses the GPU and reboot; if it happens again: check power and slot, then replace the card"
             yield error_finding(f"the driver reports: {_GRAVE[number]}", measured, todo)
         elif number in _PROGRAMS_OWN:
             yield note_finding(
-                "the driver reports a program's mistake", measured, "see what ran there; a card that does it often is ill"
+                "the driver reports a program's mistake",
+                measured,
+                "see what ran there; if it happens often, the card may be broken",
             )
         else:
             yield warning_finding("the driver reports an error", measured, f"look Xid {number} up in NVIDIA's list")
     for one in said.lost:
-        todo = "reboot; if it comes back: power, seat, card"
+        todo = "reboot; if it happens again: check power and slot, then replace the card"
         yield error_finding("the driver reports: the GPU fell off the bus", one.last[-300:], todo)
     for one in said.memory:
         measured = f"{one.count} lines, the last: {one.last[-300:]}"

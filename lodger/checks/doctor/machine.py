@@ -14,7 +14,7 @@ from lodger.host.facts import health
 
 
 def identity(at: HostReading) -> Iterator[DoctorFinding]:
-    """See that the machine is the one that the inventory means."""
+    """Check that the machine is the one that the inventory means."""
     machine = at.read[facts.MACHINE]
     if at.host.machine_id is None:
         line = f'machine_id: "{machine.machine_id}"'
@@ -24,11 +24,11 @@ def identity(at: HostReading) -> Iterator[DoctorFinding]:
         yield ok_finding("this is the machine that the inventory means", f"{machine.hostname}, up for {span(machine.uptime)}")
 
 
-_SKEW, _GRAVE_SKEW = 2.0, 60.0  # seconds: logs stop to fit together; certificates and locks stop to be believed
+_SKEW, _GRAVE_SKEW = 2.0, 60.0  # seconds: logs of two machines no longer fit together; certificates and locks look expired
 
 
 def clock(at: HostReading) -> Iterator[DoctorFinding]:
-    """See that the host's clock agrees with ours, within the time that the question took."""
+    """Check that the host's clock agrees with ours, within the time that the question took."""
     left, arrived = at.asked
     theirs = at.read[health.CLOCK]
     off = theirs - arrived if theirs > arrived else theirs - left if theirs < left else 0.0
@@ -36,7 +36,7 @@ def clock(at: HostReading) -> Iterator[DoctorFinding]:
     if abs(off) > _SKEW:
         side = "ahead of" if off > 0 else "behind"
         measured = f"at least {abs(off):.1f} s {side} this machine, which asked for {arrived - left:.1f} s"
-        todo = "one of the two is wrong: compare with a third, then `timedatectl set-ntp true` there"
+        todo = "compare both with a third clock; on the one that is wrong: timedatectl set-ntp true"
         finding = error_finding if abs(off) > _GRAVE_SKEW else warning_finding
         yield finding("the host's clock is off", measured, todo)
     else:
@@ -44,26 +44,30 @@ def clock(at: HostReading) -> Iterator[DoctorFinding]:
     if service.synchronized is False:
         wanted = "on" if service.wanted else "off"
         yield note_finding(
-            "nothing keeps the clock right", f"NTP is {wanted}, not synchronized", "timedatectl set-ntp true, or chrony"
+            "no time service corrects the clock",
+            f"NTP is {wanted}, not synchronized",
+            "timedatectl set-ntp true; or install chrony",
         )
 
 
 def cgroup(at: HostReading) -> Iterator[DoctorFinding]:
-    """See that the host has cgroup v2, which container engines are made for by now."""
+    """Check that the host has cgroup v2, which today's container engines expect."""
     if at.read[health.CGROUP] == 2:
         yield ok_finding("cgroup v2")
     else:
-        todo = "systemd.unified_cgroup_hierarchy=1 on the kernel's command line, at the next planned reboot"
-        yield warning_finding("the host has cgroup v1", "/sys/fs/cgroup is not of cgroup2", todo)
+        todo = "set systemd.unified_cgroup_hierarchy=1 on the kernel's command line, before the next planned reboot"
+        yield warning_finding("the host has cgroup v1", "/sys/fs/cgroup is not a cgroup2 file system", todo)
 
 
 def mounts(at: HostReading) -> Iterator[DoctorFinding]:
-    """See that network mounts answer."""
+    """Check that network mounts answer."""
     found = at.read[health.NETWORK_MOUNTS]
     for where, mount in found.items():
         if mount.trouble:
             measured = f"{mount.source} ({mount.kind}) on {where}: {mount.trouble}"
-            todo = "whatever touches it hangs or fails: look at its server, then umount -l and mount again with its users"
-            yield error_finding("a mount is dead", measured, todo)
+            todo = (
+                "what uses it hangs or fails: check its server; then agree with its users to run umount -l, and mount it again"
+            )
+            yield error_finding("a network mount does not answer", measured, todo)
     alive = [where for where, mount in found.items() if not mount.trouble]
     yield ok_finding("network mounts that answer", ", ".join(alive) or "none")

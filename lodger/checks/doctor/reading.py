@@ -17,7 +17,7 @@ from lodger.states.weights_present import WeightsPresent
 
 @dataclass(frozen=True)
 class GpuContainerCheck:
-    """What a container with all GPUs said. ``image`` is "" where none is pinned, ``absent`` says that the host lacks it."""
+    """What a container with all GPUs printed. ``image`` is "" when none is pinned; ``absent``: the host does not have it."""
 
     image: str = ""
     code: int = 0
@@ -27,7 +27,7 @@ class GpuContainerCheck:
 
 @dataclass(frozen=True)
 class HostReading:
-    """A host as it was read. ``asked`` is our own clock when the question left and when the host's time arrived (s)."""
+    """The facts of one host. ``asked``: our own clock when the request was sent and when the host's time arrived (s)."""
 
     fleet: Fleet
     host: Host
@@ -37,7 +37,7 @@ class HostReading:
 
     @property
     def driver(self) -> facts.Driver:
-        """The driver as nvidia-smi and the kernel show it; one that cannot be read is one that does not work."""
+        """The driver as nvidia-smi and the kernel show it; one that cannot be read does not work."""
         try:
             return self.read[facts.DRIVER]
         except Unreadable as error:
@@ -45,7 +45,7 @@ class HostReading:
 
     @property
     def answers(self) -> bool:
-        """Whether nvidia-smi works: what it would be asked is not asked for otherwise, `driver` says why."""
+        """Whether nvidia-smi works; if not, `driver` says why and the checks that need it say nothing."""
         return not self.driver.complaint
 
     @property
@@ -90,7 +90,7 @@ _PATIENCE = 20.0  # seconds for what takes a second or two on a host with eight 
 
 
 def questions(fleet: Fleet, host: Host) -> tuple[Fact[Any], ...]:
-    """Return all that is to be read, the clock first, each bounded: a part of the host that hangs takes no other with it."""
+    """Return all facts to read, the clock first, each with its own time limit: one that hangs does not stop the others."""
     plain: tuple[Fact[Any], ...] = (
         *(health.CLOCK, facts.MACHINE, facts.UNITS, facts.PROGRAMS, facts.PORTS, facts.PROCESSES),
         *(health.TIME_SERVICE, health.CGROUP, health.ON_DISK, packages.KERNEL, health.NETWORK_MOUNTS, health.DOCKER_ROOM),
@@ -103,5 +103,5 @@ def questions(fleet: Fleet, host: Host) -> tuple[Fact[Any], ...]:
 def read_command(fleet: Fleet, host: Host) -> Command:
     """Return the command that reads everything in one round trip."""
     wanted = questions(fleet, host)
-    # Nothing hangs for longer than its bound, so everything together not for longer than all bounds.
+    # Each fact has its own limit, so all together take at most the sum.
     return facts.command(wanted, timeout=30 + sum(_PATIENCE if fact in _SLOW else 10.0 for fact in wanted))

@@ -1,6 +1,6 @@
-"""Takes out of a text what must not leave the site: names, addresses, ids, secrets. What is alike stays alike.
+"""Take out of a text what must not leave the site: names, addresses, ids, secrets.
 
-Each value becomes a placeholder, ``<host-1>``, ``<user-2>``; the same value the same one throughout a text.
+Each value becomes a placeholder, ``<host-1>``, ``<user-2>``; the same value gets the same one throughout a text.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ _KNOWN_BY_FORM = (
     ("mail", r"[\w.+-]+@[\w-]+(?:\.[\w-]+)+"),
     ("uuid", r"(?:GPU-|MIG-)?[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"),
     ("mac", r"(?<![\w:])[0-9a-f]{2}(?::[0-9a-f]{2}){5}(?![\w:])"),
-    # An image's digest is what everybody has who pulled it.
+    # An image's digest is public.
     ("id", r"(?<!sha256:)(?<![0-9a-z])(?:[0-9a-f]{64}|[0-9a-f]{32})(?![0-9a-z])"),
     ("serial", r"(?<=serial: )\S+|(?<=serial=)\S+|(?<=serial number: )\S+"),
     ("user", r"(?<=/home/)[^/\s]+"),
     ("address", r"(?<![\w.])\d{1,3}(?:\.\d{1,3}){3}(?!\w|\.\d)|(?<![\w:.])[0-9a-f:]*(?::[0-9a-f]*){2}(?:\.\d+){0,3}(?![\w:])"),
 )  # fmt: skip
-_LOCAL = ("127.", "0.0.0.0", "::", "::1")  # noqa: S104  no address of anybody's, and nothing listens here
+_LOCAL = ("127.", "0.0.0.0", "::", "::1")  # noqa: S104  addresses to keep; nothing listens here
 
 
 def redacted(text: str, known: Mapping[str, Iterable[str]]) -> str:
-    """Return ``text`` with placeholders for ``known`` words, by their kind (``host``, ``user``), and for what its form betrays.
+    """Return ``text`` with placeholders for ``known`` words, by kind (``host``, ``user``), and for values known by their form.
 
-    A known word is found as a whole word in any case, a host's with the domain behind it.
+    A known word is found as a whole word in upper or lower case, a host's with its domain.
     """
     numbers: dict[tuple[str, str], str] = {}
     counts: dict[str, int] = {}
@@ -57,7 +57,7 @@ def redacted(text: str, known: Mapping[str, Iterable[str]]) -> str:
             return value
         return placeholder(kind, value)
 
-    # Secrets first: what they are made of is nobody's name.
+    # Secrets first: a part of one may look like a name.
     return pattern.sub(replace, _SECRET.sub(lambda match: f"{match[1]}<secret>", text))
 
 

@@ -1,4 +1,4 @@
-"""What an examination of hosts came to: findings by severity, as text, as JSON, and as a document that may leave the site."""
+"""The result of doctor: findings by severity, as text, as JSON, and as a document that may leave the site."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from lodger.errors import LodgerError
 
 
 class DoctorSeverity(StrEnum):
-    """How grave: with an error a deploy or what is served fails, a warning costs speed or the next boot, a note explains."""
+    """How grave: an error makes a deploy or a service fail, a warning costs speed or the next boot, a note explains."""
 
     ERROR = "error"
     WARNING = "warning"
@@ -24,7 +24,7 @@ class DoctorSeverity(StrEnum):
 
 @dataclass(frozen=True)
 class DoctorFinding:
-    """What a check says: one sentence, what was measured, and what to do about it ("" for what is well)."""
+    """What a check found: one sentence, what was measured, and what to do about it ("" for nothing)."""
 
     severity: DoctorSeverity
     what: str
@@ -49,7 +49,7 @@ class DoctorResult:
 
     @property
     def exit_code(self) -> int:
-        """0 without an error among the findings, 1 with one, else that of what kept the host from being examined."""
+        """0 without an error among the findings, 1 with one, else that of the failure that ended the examination."""
         if self.error is not None:
             return self.error.exit_code
         return int(any(one.severity is DoctorSeverity.ERROR for one in self.findings))
@@ -62,7 +62,7 @@ class DoctorResult:
         return ", ".join(f"{count[one]} {one}{plural[one]}" for one in DoctorSeverity)
 
     def text(self) -> str:
-        """Return what an operator reads: all that is not well, and how much is."""
+        """Return what an operator reads: every finding but those that are ok, and their counts."""
         if self.error is not None:
             return f"{self.host}: not examined"
         lines: list[str] = []
@@ -90,7 +90,7 @@ class DoctorResult:
 
 
 def document(hosts: Sequence[DoctorResult], revision: str) -> str:
-    """Return everything that was found and measured, well or not, as Markdown, redacted for people elsewhere."""
+    """Return every finding, those that are ok too, as Markdown, redacted for people outside the site."""
     lines = [f"# Examination of {len(hosts)} host{'s' * (len(hosts) != 1)}", "", f"Lodger at revision {revision[:12]}.", ""]
     for host in hosts:
         lines += [f"## {host.host}", ""]
@@ -110,7 +110,7 @@ def document(hosts: Sequence[DoctorResult], revision: str) -> str:
 
 
 def write(path: Path, hosts: Sequence[DoctorResult], revision: str) -> None:
-    """Write :func:`document` to ``path``; raise LodgerError where that cannot be."""
+    """Write :func:`document` to ``path``; raise LodgerError when that fails."""
     try:
         path.write_text(document(hosts, revision), encoding="utf-8")
     except OSError as error:

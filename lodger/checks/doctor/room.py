@@ -14,7 +14,7 @@ from lodger.host.ownership import declared, is_ours, names, owners, port_owner
 
 
 def room(at: HostReading) -> Iterator[DoctorFinding]:
-    """See that there is room for our files, for images that are still to be pulled, and for weights that are still to come."""
+    """Check that there is room for our files, and for images and weights that are not on the host yet."""
     read = at.read
     found = [error_finding(one.what, one.cause, one.hint) for one in fit(at.host).room(read)]
     yield from found
@@ -32,7 +32,9 @@ def room(at: HostReading) -> Iterator[DoctorFinding]:
             yield ok_finding("an image is on the host", image.reference)
         elif free < needed:
             measured = f"{gib(free)} are free below Docker's folder, about {gib(needed)} are needed for {image.reference}"
-            yield error_finding("there is no room for an image", measured, "make room: docker system df shows what is whose")
+            yield error_finding(
+                "there is no room for an image", measured, "make room; `docker system df -v` shows what takes it"
+            )
         else:
             yield note_finding(
                 "an image is not on the host yet", f"{image.reference}, {gib(free)} are free", "a deploy pulls it"
@@ -55,7 +57,7 @@ def room(at: HostReading) -> Iterator[DoctorFinding]:
 
 
 def ports(at: HostReading) -> Iterator[DoctorFinding]:
-    """See that the ports of our services are free, or ours."""
+    """Check that the ports of our services are free, or ours."""
     host, read = at.host, at.read
     wanted = {worker.port: f"worker {name}" for name, worker in host.workers.items()}
     if host.router:
@@ -72,7 +74,7 @@ def ports(at: HostReading) -> Iterator[DoctorFinding]:
             f"{port.address}:{port.port}, {wanted[port.port]}: {owner or port.process or 'owner unknown'}, pid {port.pid}"
         )
         if is_ours(owner, read, host.name):
-            yield ok_finding("a port is ours", measured)
+            yield ok_finding("a port is held by Lodger's own service", measured)
         elif owner and names(owner, read) & replaced:
             yield note_finding("a port is held by a neighbour", measured, "a deploy stops it first, as the inventory says")
         else:

@@ -1,4 +1,4 @@
-"""One host examined: read in one round trip, judged, and a GPU container run where that is asked for."""
+"""Examine one host: read it in one round trip, judge it, and run a GPU container with --probe."""
 
 from __future__ import annotations
 

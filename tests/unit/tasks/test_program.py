@@ -134,7 +134,7 @@ def test_render_writes_the_release_of_each_host_and_contacts_none(fleet: Fleet, 
 def test_affinity_asks_the_routers_that_clients_use_and_refuses_a_host_without_one() -> None:
     dry = ops("affinity", "--dry-run")
     assert (dry.returncode, dry.stdout.split(":")[0]) == (0, "node2"), dry.stderr
-    for words, said in ((("--host", "node1"), "there is no router here"), (("--prefixes", "-1"), "cannot be sent")):
+    for words, said in ((("--host", "node1"), "this host has no router"), (("--prefixes", "-1"), "cannot be sent")):
         refused = ops("affinity", *words)
         assert refused.returncode == 2
         assert said in refused.stderr

@@ -92,7 +92,7 @@ BROKEN: list[tuple[str, dict[Fact[Any], Any], str, DoctorSeverity, tuple[str, ..
         NOTE,
         ("apt-mark hold nvidia-utils-580",),
     ),
-    ("no Debian", {packages.DPKG: Dpkg({}, "sh: 5: dpkg: not found", "")}, "installed", NOTE, ("no Debian",)),
+    ("no Debian", {packages.DPKG: Dpkg({}, "sh: 5: dpkg: not found", "")}, "installed", NOTE, ("not Debian",)),
     ("a GPU less", {facts.DRIVER: driver(1, 1, 1)}, "gpus", ERROR, ("shows 3", "says 4")),
     ("smaller GPUs", {facts.DRIVER: driver(1, 1, 1, 1, memory=12288)}, "gpus", ERROR, ("12288 MiB",)),
     (

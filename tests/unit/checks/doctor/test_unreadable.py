@@ -36,7 +36,7 @@ def test_a_driver_that_hangs_is_said_once_and_who_holds_it_is_still_named(fleet:
     grave = [(one.check, one.what) for one in doctor.judge(at) if one.severity is DoctorSeverity.ERROR]
     assert grave == [
         ("driver", "driver could not be read: it hangs"),
-        ("holders", "a GPU that a worker needs is held by a stranger"),
+        ("holders", "a GPU that a worker needs is held by a process that is not in the inventory"),
     ]
 
 
