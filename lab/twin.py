@@ -14,14 +14,15 @@ from lab.image import CONTAINER_RIGHTS
 from lab.run import PATIENCE, LabError, run, wait_until
 
 USER = "operator"
-# Asked inside the twin until true: is systemd done with the boot, and do the services run that the lab promises? What is deployed
-# there is not asked for. `is-system-running --wait` waits for ever when it comes so early that it misses the end of the boot.
+# Asked inside the twin until true: is systemd done with the boot, and do the services run that the lab promises? What is
+# deployed there is not asked for. With --wait systemd would be waited for for ever by who comes too early to hear of its end.
 _READY = """
+ready() {
+    case $(systemctl is-system-running 2>/dev/null) in running | degraded) ;; *) return 1 ;; esac
+    [ -e /var/lib/twin/settled ] && systemctl -q is-active ssh docker supervisor && ! supervisorctl status | grep -q STARTING
+}
 for _ in $(seq 5000); do
-    case $(systemctl is-system-running 2>/dev/null) in running | degraded)
-        if [ -e /var/lib/twin/settled ] && systemctl -q is-active ssh docker supervisor && ! supervisorctl status | grep -q STARTING
-        then exit 0; fi ;;
-    esac
+    ! ready || exit 0
     sleep 0.1
 done
 systemctl --no-legend list-units --failed
