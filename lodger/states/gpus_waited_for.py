@@ -1,4 +1,4 @@
-"""A worker's GPUs are its own, once those who were given them are off."""
+"""A worker's GPUs are free for it again after a pause."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from lodger.states.gpus_free import GpusFree, Promised
 
 
 class GpusWaitedFor(GpusFree):
-    """The worker's GPUs are its own, once those who were given them are off; they are waited for, not refused."""
+    """The worker's GPUs are free for it: it waits for the processes on them instead of refusing."""
 
     def __init__(
         self,
@@ -30,11 +30,11 @@ class GpusWaitedFor(GpusFree):
         self.only_waits = True
 
     def blockers(self, read: Facts) -> list[Blocker]:
-        """Return who is on the port: nobody was promised that."""
+        """Return who is on the port: nobody may use that."""
         return self._port_taken(read)
 
     def progress(self, read: Facts) -> str:
-        """Return who is waited for."""
+        """Return the processes that are waited for."""
         held = [
             f"waiting for pid {process.pid} of user {process.user} ({owner}), `{process.command[:60]}`"
             for process, owner in self._strangers(read)
