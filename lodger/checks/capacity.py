@@ -1,4 +1,4 @@
-"""The capacity of whole hosts: each worker's as its engine works it out, and what a running one is taken to have."""
+"""The capacity of whole hosts: what the engine of each worker predicts, and what a running one has."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def of(fleet: Fleet, hosts: Sequence[Host], solve: str | None = None) -> list[En
 def learn(fleet: Fleet, hosts: Sequence[Host], given: str) -> str:
     """Take ``WORKER=TOKENS`` as what the engine of that worker reported, and return how far the prediction was off.
 
-    For an engine whose pool is rightly below the floor, which smoke would refuse each time. Raises UsageError.
+    For an engine whose pool is below the floor for a good reason, so that smoke would refuse it each time. Raises UsageError.
     """
     name, _, tokens = given.partition("=")
     hint = "--host NAME --learn WORKER=TOKENS, with the tokens of KV cache that the engine reports"

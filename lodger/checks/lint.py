@@ -1,4 +1,4 @@
-"""The rules of lint and of every engine, asked about hosts."""
+"""The rules of lint and of every engine, applied to hosts."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def view(fleet: Fleet, hosts: Sequence[Host], root: Path = CODE) -> View:
 
 
 def rooms(whole: View) -> Iterator[tuple[View, Mapping[str, Rule]]]:
-    """Yield what belongs together: everything with the rules that hold for all engines, and each engine's part with its own."""
+    """Yield views with their rules: the whole with the rules for all engines, and each engine's part with its own rules."""
     yield whole, lint.RULES
     for engine in ENGINES.values():
         yield whole.run_by(engine.name), engine.rules()

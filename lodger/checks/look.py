@@ -1,4 +1,4 @@
-"""A task that only looks: one connection, the right machine, and what came of it."""
+"""A task that only looks: one connection, the right machine, and its result."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def serving(transport: Transport, host: Host, service: str) -> tuple[str, int]:
 
 
 def paused_workers(found: Facts, host: Host, result: RunResult, terminal: Terminal) -> list[str]:
-    """Return the workers of ``host`` whose GPUs are given back, and say so."""
+    """Return the paused workers of ``host``, and show a line for each."""
     records = found[pauses.RECORDS]
     result.remarks = tuple(str(pause) for name, pause in records.items())
     for remark in result.remarks:
@@ -68,7 +68,7 @@ def paused_workers(found: Facts, host: Host, result: RunResult, terminal: Termin
 
 
 def would_look_at(host: Host, task: str, names: Sequence[str]) -> RunResult:
-    """Return the result of a task that would look at ``names``, and was told not to."""
+    """Return the result of a dry run of a task that would look at ``names``."""
     terminal = Terminal()
     for name in names:
         terminal.note(host.name, f"would look at {name}")

@@ -15,7 +15,7 @@ from lodger.terminal import Terminal
 
 
 def smoke(fleet: Fleet, host: Host, only: str | None) -> RunResult:
-    """Return what the smoke checks of each worker of ``host``, or of the worker ``only``, came to."""
+    """Return the result of the smoke checks of each worker of ``host``, or of the worker ``only``."""
     chosen_workers(host, only)
 
     def act(connection: Ssh, result: RunResult) -> None:

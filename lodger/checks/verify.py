@@ -1,4 +1,4 @@
-"""Verify: every witness of a host is asked, whatever its states say."""
+"""Verify: run every witness of a host, whatever its states say."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from lodger.terminal import Terminal
 
 
 def verify(fleet: Fleet, host: Host) -> RunResult:
-    """Return what every witness of ``host`` says."""
+    """Return the result of every witness of ``host``."""
 
     def act(connection: Ssh, result: RunResult) -> None:
         from lodger.run.witness import run_witnesses, specs_for  # noqa: PLC0415  pytest takes its time
@@ -49,7 +49,7 @@ def witnesses_of(fleet: Fleet, host: Host) -> RunResult:
 
 
 def nothing_deployed(found: Facts) -> bool:
-    """Return whether no record, release or unit of ours is on a host; records that cannot be read are there."""
+    """Return whether no record, release or unit of ours is on a host; records that cannot be read count as there."""
     try:
         deployed = found[facts.DEPLOYED]
     except facts.Unreadable:

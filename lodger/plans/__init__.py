@@ -1,1 +1,1 @@
-"""Which states in what order: from an inventory and what a host says to the plan of one run."""
+"""Which states in what order: the plan of one run, made from the inventory and the facts of a host."""

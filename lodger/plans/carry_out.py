@@ -1,6 +1,6 @@
-"""From a request to its end on real hosts: journal, connection, lock, plan, states; and the same without any change.
+"""Carry out a request on real hosts: journal, connection, lock, plan, states; and the same as a dry run.
 
-This is the way of every task that changes something: ``carry_out_one`` reads downwards to the wire.
+Every task that changes something comes through here: start reading at ``carry_out_one``.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from lodger.terminal import Terminal
 
 
 def carry_out(fleet: Fleet, requests: Sequence[Request], *, break_lock: bool) -> list[RunResult]:
-    """Return what came of each request. Hosts run side by side; restarts are serialised within a pool."""
+    """Return the result of each request. Hosts run at the same time; within a pool one host at a time restarts something."""
     by_host = {request.host.name: request for request in requests}
     terminal, queue = Terminal(), PoolQueue()
     hosts = [request.host for request in requests]
@@ -40,7 +40,7 @@ def carry_out(fleet: Fleet, requests: Sequence[Request], *, break_lock: bool) ->
 
 
 def one_after_another(fleet: Fleet, requests: Sequence[Request], *, break_lock: bool) -> list[RunResult]:
-    """Return what came of each request, one host at a time; those after a failure are not begun."""
+    """Return the result of each request, one host at a time; those after a failure are not started."""
     results: list[RunResult] = []
     for request in requests:
         name = request.host.name
@@ -54,7 +54,7 @@ def one_after_another(fleet: Fleet, requests: Sequence[Request], *, break_lock: 
 
 
 def carry_out_one(fleet: Fleet, request: Request, queue: PoolQueue, terminal: Terminal, *, break_lock: bool) -> RunResult:
-    """Return what came of ``request`` on its host, journal included; never raises for what happens there."""
+    """Return the result of ``request`` on its host, and write its journal; never raises for an error there."""
     host, task = request.host, request.book.name
     log = Journal(journals(), run_id(task, host.name))
     log.write("begin", runbook=task, host=host.name, operator=getpass.getuser(), revision=checkout.revision())
@@ -89,7 +89,7 @@ def carry_out_one(fleet: Fleet, request: Request, queue: PoolQueue, terminal: Te
 
 
 def run_on(request: Request, session: Session, runner: Runner) -> RunResult:
-    """Return what came of ``request`` over a session that is connected."""
+    """Return the result of ``request`` over a connected session."""
     task = request.book.name
     with session.result(task) as result, session.locked(task, request.reads(), result) as opened:
         runner.carry_out(request.plan(opened.read, opened.ledger), opened, result)
@@ -122,7 +122,7 @@ def _show(seen: DryRun, request: Request, plan: Plan, read: Facts) -> None:
     said: dict[int, list[str]] = {}
     for step in plan.steps:
         missing = step.state.missing(read)
-        # None of a refused run's commands would be run, and some could not even be told.
+        # A refused run runs no command, and some commands cannot be made from such facts.
         commands = [str(action) for action in step.state.act(read)] if missing and not refused else []
         seen.states.append((step.state.name, missing, commands))
         name = step.state.name
@@ -141,7 +141,7 @@ def _would_refuse(plan: Plan, read: Facts) -> bool:
 
 
 def router_hosts(fleet: Fleet) -> Mapping[str, Host]:
-    """Return pool -> the host of its router, rather than that of its standby; a pool without a router is left out."""
+    """Return pool -> the host of its router, of its standby only when there is no other; a pool without one is left out."""
     found: dict[str, Host] = {}
     for _, host in sorted(fleet.hosts.items()):
         if (router := host.router) is not None and (router.pool not in found or not router.standby):
@@ -152,7 +152,7 @@ def router_hosts(fleet: Fleet) -> Mapping[str, Host]:
 
 
 def _narrowed(host: Host, item: str) -> Host:
-    """Return ``host`` as if it had only the worker or the neighbour ``item``: the others are still to come."""
+    """Return ``host`` with only the worker or the neighbour ``item``: the states of the others come later."""
     worker = item.removeprefix("worker-")
     if item.startswith("worker-"):
         return host.model_copy(update={"workers": {worker: host.workers[worker]}})

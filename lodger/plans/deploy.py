@@ -31,7 +31,7 @@ from lodger.states.target import Target, TargetOptions, TargetRelease
 class Deploy:
     """Make ``host`` serve what the inventory says; ``together`` are the hosts of the same command.
 
-    ``contains(revision)`` says whether this checkout has the deployed revision; where it has not, the plan refuses.
+    ``contains(revision)`` says whether this checkout has the deployed revision; if not, the plan refuses.
     """
 
     fleet: Fleet
@@ -49,7 +49,7 @@ class Deploy:
 
     @cached_property
     def guess(self) -> Target:
-        """The host as it is after this deploy: a second one finds it so."""
+        """The target on a host that is deployed already: right for a deploy with nothing to do."""
         services = self.release.by_name
         smoke = expectations(self.fleet, self.host)
         release = TargetRelease(
@@ -68,11 +68,11 @@ class Deploy:
         return Expansion(self.book, self.guess)
 
     def reads(self) -> tuple[Fact[Any], ...]:
-        """Return all that the states ask for, so that a deploy with nothing to do reads once."""
+        """Return every fact that the states need, so that a deploy with nothing to do reads once."""
         return (*FIRST, *self._expansion.facts)
 
     def plan(self, read: Facts, ledger: Ledger | None) -> Plan:
-        """Return the plan; raise Refused where what is deployed is newer than this checkout."""
+        """Return the plan; raise Refused when the deployed release is newer than this checkout."""
         del ledger
         deployed = read[facts.DEPLOYED]
         present = installed(deployed)
@@ -82,7 +82,7 @@ class Deploy:
         return Plan("deploy", self.host.name, steps, self.reads(), {"release": self.release.id}, remarks)
 
     def difference(self, read: Facts) -> str:
-        """Return a unified diff from what the host has in effect to the release."""
+        """Return a unified diff from the files in effect on the host to the release."""
         return difference(read[facts.DEPLOYED], self.release)
 
     def _refuse_older(self, deployed: Deployed) -> None:
@@ -105,7 +105,7 @@ def _pool_keys(fleet: Fleet, host: Host) -> tuple[ApiKey, ...]:
 
 
 def difference(deployed: Deployed, release: Release) -> str:
-    """Return a unified diff from what the host has in effect to what ``release`` would put there, "" when nothing differs."""
+    """Return a unified diff from the files in effect on the host to those of ``release``, "" when nothing differs."""
     links = set(deployed.links.values()) | ({deployed.current} if deployed.current else set())
     old: dict[str, str] = {}
     for path, file in deployed.files.items():

@@ -1,4 +1,4 @@
-"""From a runbook and a target to steps: each group of states for each item, and the pools that they hold meanwhile."""
+"""From a runbook and a target to steps: each group of states for each item, and the pools that they hold."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ def expand(runbook: Runbook, target: Target) -> list[Step]:
             continue
         chosen = target.items(block.each)
         if "neighbour_resumed" in block.names:
-            chosen.reverse()  # who was stopped last may be what the others need
+            chosen.reverse()  # the one stopped last is started first: others may need it
         for item in chosen:
             block_names, witnesses = _asked(block, item, target)
             if block_names == ["worker_paused"] != list(block.names):
                 if item.name in told:
-                    continue  # it is said once that it stays so
+                    continue  # one worker_paused for each paused worker is enough
                 told.add(item.name)
             made = [states()[name].make(target, item) for name in block_names]
             name = item.name if isinstance(item, Service | Owner | Neighbour) else ""
@@ -45,10 +45,10 @@ def expand(runbook: Runbook, target: Target) -> list[Step]:
 
 
 def _held_while_away(steps: Sequence[Step]) -> list[Step]:
-    """Return ``steps`` with pools held for as long as a service is away, however many blocks that takes.
+    """Return ``steps`` with pools held while a service is down, even over several blocks.
 
-    Services that are away together hold the pools of all of them until the last is back: freed with the first, another host
-    could stop the last worker that serves.
+    Services that are down together hold the pools of all of them until the last is back. Otherwise another host could stop
+    the last worker that serves.
     """
     found, together, end = list(steps), list[int](), -1
     last = {step.item: number for number, step in enumerate(steps) if step.pools}
@@ -66,7 +66,7 @@ def _held_while_away(steps: Sequence[Step]) -> list[Step]:
 
 
 def _asked(block: Block, item: Any, target: Target) -> tuple[list[str], tuple[str, ...]]:
-    """Return the states of ``block`` for ``item`` and their witnesses: of a paused worker, its files and that it stays so."""
+    """Return the states of ``block`` for ``item`` and their witnesses; a paused worker gets its files and stays paused."""
     if not isinstance(item, Service) or item.name not in target.paused:
         return list(block.names), block.witnesses
     kept = [name for name in block.names if not states()[name].needs_running]

@@ -1,4 +1,4 @@
-"""Any runbook but deploy and rollback: work on the host, with what it serves left as it is."""
+"""Any other runbook: work on the host that changes no release."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from lodger.states.target import Target, TargetOptions, TargetRelease
 class Maintenance:
     """Carry out ``book`` on ``host``, whose services are those of the release that it serves.
 
-    ``now`` passes over the hours in which neighbours may be paused.
+    ``now`` ignores the hours in which neighbours may be paused.
     """
 
     fleet: Fleet
@@ -50,7 +50,7 @@ class Maintenance:
         return Expansion(self.book, self._target(TargetRelease("", wanted, smoke=expectations(self.fleet, self.host))))
 
     def reads(self) -> tuple[Fact[Any], ...]:
-        """Return what the states will most likely ask for, so that a run with nothing to do reads once."""
+        """Return the facts that the states will most likely need, so that a run with nothing to do reads once."""
         return (*FIRST, *self.goal.reads, *self._expansion.facts)
 
     def plan(self, read: Facts, ledger: Ledger | None) -> Plan:

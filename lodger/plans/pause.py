@@ -1,4 +1,4 @@
-"""Pause and resume: a worker's GPUs given back for a while, and taken again."""
+"""Pause and resume a worker, so that others can use its GPUs for a while."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from lodger.states.target import PauseOrder, Target, TargetOptions, TargetReleas
 
 @dataclass(frozen=True)
 class PauseWorker:
-    """Give the GPUs of ``worker`` back, by ``who``, until ``until`` by the host's clock ("": until it is resumed).
+    """Pause ``worker`` in the name of ``who`` until ``until`` by the host's clock ("": until it is resumed).
 
-    Raises UsageError for a worker that the host does not have, and for a time that is none.
+    Raises UsageError for a worker that the host does not have, and for an ``until`` that is not a time.
     """
 
     fleet: Fleet
@@ -52,11 +52,11 @@ class PauseWorker:
         return Expansion(self.book, self._target(service, "") if service else None)
 
     def reads(self) -> tuple[Fact[Any], ...]:
-        """Return what a run with nothing to do needs, so that it reads once."""
+        """Return the facts that a run with nothing to do needs, so that it reads once."""
         return (*FIRST, pauses.NOW, *self._expansion.facts)
 
     def plan(self, read: Facts, ledger: Ledger | None) -> Plan:
-        """Return the plan; raise Refused for a time that is past, and a worker that is not deployed."""
+        """Return the plan; raise Refused for a time that is over, and a worker that is not deployed."""
         _refuse_other_worker(self.host, ledger, self.worker)
         end = pauses.resolve(self.until, read[pauses.NOW]) if self.until else ""
         target = self._target(_deployed(self.host, self.worker, read[facts.DEPLOYED]), end)
@@ -69,7 +69,7 @@ class PauseWorker:
 
 @dataclass(frozen=True)
 class ResumeWorker:
-    """Bring a paused ``worker`` back; ``patience`` is how long (s) it waits for who is on its GPUs.
+    """Start a paused ``worker`` again; ``patience`` is how long (s) it waits for processes on its GPUs.
 
     Raises UsageError for a worker that the host does not have.
     """
@@ -94,7 +94,7 @@ class ResumeWorker:
         return Expansion(self.book, self._target(service, expectations(self.fleet, self.host)) if service else None)
 
     def reads(self) -> tuple[Fact[Any], ...]:
-        """Return what a run with nothing to do needs, so that it reads once."""
+        """Return the facts that a run with nothing to do needs, so that it reads once."""
         return (*FIRST, *self._expansion.facts)
 
     def plan(self, read: Facts, ledger: Ledger | None) -> Plan:
@@ -120,7 +120,7 @@ def _check_worker(host: Host, worker: str) -> None:
 
 
 def _deployed(host: Host, worker: str, deployed: Deployed) -> Service:
-    """Return a worker as the host's current release has it; raise Refused where it has none of that name."""
+    """Return a worker of the host's current release; raise Refused when it does not have it."""
     found = services(deployed, deployed.current).get(f"worker-{worker}")
     if found is None:
         hint = f"./ops deploy --host {host.name}"

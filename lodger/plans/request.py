@@ -1,6 +1,6 @@
-"""What a task asks for on one host, and what all such requests share.
+"""A request: one task on one host, and what all requests share.
 
-A request knows what to read first, and makes a plan from what was read. ``carry_out`` is who calls it.
+A request knows which facts to read first, and makes a plan from them. ``carry_out`` calls it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from lodger.states.base import Step
 from lodger.states.target import Target
 
 FIRST: tuple[Fact[Any], ...] = (facts.MACHINE, facts.DEPLOYED, *facts.FOOTPRINT)
-"""What every run reads: the machine, our own files, and all that a footprint is made of."""
+"""What every run reads: the machine, our own files, and the facts of the footprint."""
 
 
 class Request(Protocol):
@@ -31,34 +31,34 @@ class Request(Protocol):
 
     @property
     def host(self) -> Host:
-        """Where."""
+        """The host."""
         ...
 
     @property
     def book(self) -> Runbook:
-        """By which runbook."""
+        """The runbook."""
         ...
 
     @property
     def shows_document(self) -> bool:
-        """Whether a dry run prints the runbook as a document, rather than the difference and the states."""
+        """Whether a dry run prints the runbook as a document, not the difference and the states."""
         ...
 
     def reads(self) -> tuple[Fact[Any], ...]:
-        """Return what to read first: all that a run with nothing to do needs, so that it reads once."""
+        """Return the facts to read first: all that a run with nothing to do needs, so that it reads once."""
         ...
 
     def plan(self, read: Facts, ledger: Ledger | None) -> Plan:
-        """Return what is to be established, from what was read and the ledger of a run that did not finish."""
+        """Return the plan, from the facts and the ledger of an unfinished run."""
         ...
 
     def difference(self, read: Facts) -> str | None:
-        """Return a unified diff of files, "" where none differs, None where files are not compared."""
+        """Return a unified diff of files, "" when none differs, None when files are not compared."""
         ...
 
 
 class Expansion:
-    """The steps of a runbook for a guess: the host as the inventory would have it. A host that is so needs no other."""
+    """The steps of a runbook for a guessed target: a host that is as the inventory says. They are made once."""
 
     def __init__(self, book: Runbook, guess: Target | None) -> None:
         self._book, self._guess = book, guess
@@ -66,16 +66,16 @@ class Expansion:
 
     @property
     def facts(self) -> tuple[Fact[Any], ...]:
-        """What the states of the guess ask for."""
+        """The facts that the states of the guess need."""
         return facts_of(self._steps)
 
     def steps(self, target: Target) -> Sequence[Step]:
-        """Return the steps for ``target``; those of the guess where it was right."""
+        """Return the steps for ``target``; those of the guess when it was right."""
         return self._steps if target == self._guess else expand(self._book, target)
 
 
 def guessed_services(fleet: Fleet, host: Host) -> dict[str, Service]:
-    """Return the services that the inventory would have there; none while its images are not pinned, for none was deployed."""
+    """Return the services that the inventory has there; none while its images are not pinned: nothing is deployed then."""
     try:
         return render(fleet, host).by_name
     except InventoryError:
@@ -83,7 +83,7 @@ def guessed_services(fleet: Fleet, host: Host) -> dict[str, Service]:
 
 
 def paused_remarks(host: Host, read: Facts) -> tuple[str, ...]:
-    """Return a line for each worker whose GPUs are given back: a run leaves it alone."""
+    """Return a line for each paused worker: a run leaves it paused."""
     return tuple(
         f"{pause}: this run leaves it so; to end the pause: ./ops resume --host {host.name} --worker {pause.worker}"
         for pause in pauses.paused(read[facts.DEPLOYED]).values()

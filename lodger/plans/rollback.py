@@ -29,7 +29,7 @@ from lodger.states.worker_pause import unit_honours_pause, unit_ignores_pause
 class Rollback:
     """Go one release back on ``host``; ``together`` are the hosts of the same command.
 
-    After a deploy that was cut off the target is what served before it. A rollback that was cut off keeps its target.
+    After a deploy that was cut off, the target is the release from before it. A rollback that was cut off keeps its target.
     """
 
     fleet: Fleet
@@ -39,11 +39,11 @@ class Rollback:
     shows_document: bool = False
 
     def reads(self) -> tuple[Fact[Any], ...]:
-        """Return what tells where to go back to; what else is needed follows from that."""
+        """Return the facts that name the release to go back to; the other facts depend on it."""
         return FIRST
 
     def plan(self, read: Facts, ledger: Ledger | None) -> Plan:
-        """Return the plan; raise Refused where there is nothing to go back to."""
+        """Return the plan; raise Refused when there is nothing to go back to."""
         deployed = read[facts.DEPLOYED]
         records = tuple(recorded(deployed))
         owed_before = recorded(Facts.load(ledger.before)[facts.DEPLOYED]) if ledger else records
@@ -57,7 +57,7 @@ class Rollback:
         _refuse_units_that_ignore_a_pause(self.host, deployed, wanted, [back[name] for name in sorted(paused & back.keys())])
         smoke = smoke_of(deployed, wanted)
         release = TargetRelease(wanted, back, smoke=smoke, keys=earlier_keys(back), history=history)
-        # What only a deploy that was cut off had replaced does not wait for the last rollback.
+        # A neighbour that only the cut-off deploy replaced is put back now, not with the last rollback.
         restore = tuple(record for record in records if not wanted or record not in owed_before)
         options = TargetOptions(together=self.together, restore=restore)
         target = Target(self.fleet, self.host, release, present, paused, options)
@@ -70,7 +70,7 @@ class Rollback:
 
 
 def earlier_keys(found: Mapping[str, Service]) -> tuple[ApiKey, ...]:
-    """Return the keys that the services of an earlier release ask for; only the host still has them."""
+    """Return the keys that the services of an earlier release need; only the host still has them."""
     return tuple(ApiKey(*one) for one in sorted({(service.pool, service.key) for service in found.values() if service.key}))
 
 
@@ -84,11 +84,11 @@ def _refuse_units_that_ignore_a_pause(host: Host, deployed: Deployed, release: s
 
 
 def _earlier(deployed: Deployed, ledger: Ledger | None) -> tuple[str, ...]:
-    """Return the history that this rollback leaves."""
+    """Return the history to record after this rollback."""
     if ledger is not None and ledger.runbook == "rollback":
         return tuple(ledger.params["history"])
     if ledger is not None:
-        return Facts.load(ledger.before)[facts.DEPLOYED].history  # it may have been cut off after it recorded its own release
+        return Facts.load(ledger.before)[facts.DEPLOYED].history  # the cut-off run may have recorded its own release already
     if (deployed.history or ("",))[-1] != deployed.current:
         last = deployed.history[-1] if deployed.history else "nothing"
         raise Refused(

@@ -77,12 +77,12 @@ class Runbook:
 
 
 def folders(inventory: Path) -> tuple[Path, Path]:
-    """Return where runbooks are, with an inventory in the folder ``inventory``: the operator's own go before those shipped."""
+    """Return the folders of runbooks for an inventory in the folder ``inventory``: the operator's before Lodger's."""
     return inventory / "runbooks", FOLDER
 
 
 def load(name: str, *folders: Path) -> Runbook:
-    """Return the runbook ``name`` of the first of ``folders`` (else of those shipped) that has one.
+    """Return the runbook ``name`` of the first of ``folders`` (else of Lodger's own folder) that has it.
 
     Raise UsageError naming file and line of every mistake in it.
     """
@@ -144,13 +144,13 @@ def _front_matter(text: str, file: str) -> tuple[dict[str, Any], str, int]:
 
 
 class _Loader(yaml.SafeLoader):
-    """Reads the values of YAML 1.2: ``on``, ``no`` and ``12:30`` are text, as they are to whoever reads the runbook.
+    """Reads the values of YAML 1.2: ``on``, ``no`` and ``12:30`` are text.
 
-    A number that readers take for different ones (``010``, ``1_000``) is text too, and a mistake where a number is meant.
+    A number that can be read in two ways (``010``, ``1_000``) is text too, so an error where a number is needed.
     """
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        """Refuse a key that stands twice: the second would silently win."""
+        """Refuse a key that appears twice: the second would silently win."""
         names = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
         twice = next((name for name in names if names.count(name) > 1), None)
         if twice is not None:
@@ -171,7 +171,7 @@ for _tag, _written, _first in (
 
 
 def _values(text: str) -> Any:
-    """Return what a YAML text says; raise ValueError with what is wrong in it."""
+    """Return the value of a YAML text; raise ValueError with what is wrong in it."""
     try:
         return yaml.load(text, _Loader)  # noqa: S506  (a SafeLoader)
     except yaml.YAMLError as error:

@@ -1,4 +1,4 @@
-"""API keys of pools: they stand in files on the operator's machine, and nowhere in the inventory, git or a release."""
+"""API keys of pools: they are in files on the operator's machine, and never in the inventory, git or a release."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from lodger.errors import InventoryError
 from lodger.host.command import Secret
 from lodger.inventory import Fleet
 
-# Nothing that a shell, JSON, Python's repr or HTTP would write in another way than it is: what hides it in a log finds it.
+# No character that a shell, JSON, Python's repr or HTTP escapes: the filter that hides keys in logs must find it.
 _ACCEPTED = re.compile(r"[A-Za-z0-9._~+/=-]{20,200}")
 
 
 @dataclass(frozen=True)
 class ApiKey:
-    """The key that a pool's workers and routers ask for.
+    """The key that a pool's workers and routers require.
 
-    ``mark`` is eight hex digits that tell one key from the next, too few to confirm a guess of it. ``secret`` is None for the
+    ``mark`` is eight hex digits that tell two keys apart, too few to confirm a guessed key. ``secret`` is None for the
     key of an earlier release, which only the host still has.
     """
 
@@ -29,19 +29,19 @@ class ApiKey:
 
     @property
     def header(self) -> Secret | None:
-        """The line of a request that carries it, as curl reads it from a file."""
+        """The request header with the key, as curl reads it from a file."""
         return Secret(f"Authorization: Bearer {self.secret.reveal()}\n") if self.secret is not None else None
 
 
 def mark(key: str) -> str:
-    """Return what tells ``key`` from another one."""
+    """Return the mark of ``key``."""
     return hashlib.sha256(f"lodger {key}".encode()).hexdigest()[:8]
 
 
 def of(fleet: Fleet, pool: str) -> ApiKey | None:
-    """Return the key of a pool, None for one that asks for none.
+    """Return the key of a pool, None for one without a key.
 
-    Raises InventoryError for a file that is missing, readable by others, or holds something else than one key.
+    Raises InventoryError for a file that is missing, readable by others, or does not hold exactly one key.
     """
     named = fleet.pools[pool].api_key_file
     if named is None:
@@ -52,7 +52,7 @@ def of(fleet: Fleet, pool: str) -> ApiKey | None:
         mode, text = path.stat().st_mode, path.read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
         hint = f"install -m 600 /dev/null {path} && openssl rand -hex 32 > {path}"
-        cause = getattr(error, "strerror", None) or "it is no text"
+        cause = getattr(error, "strerror", None) or "it is not a text file"
         raise InventoryError(f"{where}: the key of pool {pool} cannot be read from {path}", cause=cause, hint=hint) from error
     if mode & 0o077:
         raise InventoryError(f"{where}: others can read the key of pool {pool}", cause=f"{path}", hint=f"chmod 600 {path}")

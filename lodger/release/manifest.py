@@ -42,7 +42,7 @@ def unit_files(deployed: Deployed, release: str, unit: str) -> tuple[str | None,
 
 
 def drop_ins(deployed: Deployed, unit: str) -> dict[str, str]:
-    """Return the files, path -> content, with which somebody changed a unit of ours from beside it (`systemctl edit`)."""
+    """Return the drop-ins of a unit of ours (`systemctl edit`), path -> content."""
     return {path: file.content for path, file in deployed.files.items() if path.startswith(f"{paths.UNITS}/{unit}.d/")}
 
 

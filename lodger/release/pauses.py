@@ -1,6 +1,6 @@
-"""A worker whose GPUs are given back for a while: the record that keeps it down, and what other users of the host read.
+"""A paused worker: the record that keeps it stopped, and the message of the day that other users of the host read.
 
-The record is what counts: while it is there, the worker's unit does not start, and no run asks it to.
+The record decides: while it is there, the worker's unit does not start, and no run starts it.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from lodger.host.facts.base import Fact
 from lodger.host.facts.deployed import Deployed, decode_files, files_snippet
 
 _FORM = "%Y-%m-%d %H:%M"
-_MADE = f"{paths.VAR}/made-motd.d"  # that the folder for messages of the day is ours to remove
+_MADE = f"{paths.VAR}/made-motd.d"  # says that Lodger made the folder for messages of the day
 
-# Minutes are as fine as people agree on; by the host's clock, which is what its other users look at.
+# To the minute, by the host's clock, which its other users see.
 NOW = Fact("calendar", "date '+%Y-%m-%d %H:%M'", lambda text: f"{datetime.strptime(text.strip(), _FORM):{_FORM}}")
 
 
 @dataclass(frozen=True)
 class Pause:
-    """One pause as its record has it.
+    """One pause, by its record.
 
-    ``worker`` and ``gpus`` are given back by ``who`` since ``since`` and until ``until`` ("" until somebody resumes it), both
-    ``YYYY-MM-DD HH:MM`` by the host's clock. ``waits_for`` names who was still on the GPUs when that was over.
+    ``who`` paused ``worker`` and its ``gpus`` from ``since`` until ``until`` ("": until somebody resumes it), both
+    ``YYYY-MM-DD HH:MM`` by the host's clock. ``waits_for`` names who was still on the GPUs when the pause was over.
     """
 
     worker: str
@@ -41,7 +41,7 @@ class Pause:
 
     @staticmethod
     def load(worker: str, text: str) -> Pause:
-        """Return the pause in a record. One that nobody can read is a pause too: the unit only asks whether it is there."""
+        """Return the pause in a record. An unreadable record is a pause too: the unit only checks that the file exists."""
         try:
             data = json.loads(text)
             texts = {name: str(data[name]) for name in ("who", "since", "until", "waits_for")}
@@ -56,7 +56,7 @@ class Pause:
 
     @property
     def motd(self) -> str:
-        """What the message of the day says of it."""
+        """The text of the message of the day."""
         numbers = " ".join(map(str, self.gpus))
         gpus, are, were = (f"GPU {numbers}", "is", "was") if len(self.gpus) == 1 else (f"GPUs {numbers}", "are", "were")
         if self.waits_for:
@@ -76,7 +76,7 @@ class Pause:
 
 @dataclass(frozen=True)
 class Places:
-    """Where a pause of the container ``name`` stands on the host; everything begins with ``lodger-``."""
+    """The paths of a pause of the container ``name`` on the host; every name begins with ``lodger-``."""
 
     name: str
 
@@ -92,7 +92,7 @@ class Places:
 
     @property
     def script(self) -> str:
-        """What brings the worker back."""
+        """The script that resumes the worker."""
         return f"{paths.RETURNS}/{self.name}"
 
     @property
@@ -107,12 +107,12 @@ class Places:
 
     @property
     def way_back(self) -> tuple[str, ...]:
-        """Every file that there is only with a time to come back at."""
+        """The files that only a pause with an end has."""
         return (self.script, f"{paths.UNITS}/{self.service}", f"{paths.UNITS}/{self.timer}")
 
 
 def resume_unit(name: str) -> str:
-    """Return the name, without its ending, of the units that bring the container ``name`` back."""
+    """Return the name, without its ending, of the units that resume the container ``name``."""
     return f"lodger-resume-{name.removeprefix('lodger-')}"
 
 
@@ -135,14 +135,14 @@ RECORDS: Fact[dict[str, Pause]] = Fact(
 
 
 def check(until: str) -> None:
-    """Raise UsageError for what is no time: ``HH:MM`` or ``YYYY-MM-DD HH:MM``."""
+    """Raise UsageError unless ``until`` is ``HH:MM`` or ``YYYY-MM-DD HH:MM``."""
     _moment(until, "2000-01-01")
 
 
 def _moment(until: str, today: str) -> datetime:
     text = until if " " in until else f"{today} {until}"
     try:
-        # strptime alone takes a month of one digit, which sorts elsewhere.
+        # strptime alone accepts a month of one digit, which sorts wrongly.
         return datetime.strptime(text if re.fullmatch(r"\d{4}-\d\d-\d\d \d?\d:\d\d", text) else "", _FORM)
     except ValueError:
         hint = 'HH:MM for today, or "YYYY-MM-DD HH:MM", by the clock of the host'
@@ -150,7 +150,7 @@ def _moment(until: str, today: str) -> datetime:
 
 
 def resolve(until: str, now: str) -> str:
-    """Return ``until`` in full, for a host whose clock says ``now``; raise Refused for what is past there."""
+    """Return ``until`` in full, for a host whose clock says ``now``; raise Refused for a time that is over there."""
     end = f"{_moment(until, now[:10]):{_FORM}}"
     if end <= now:
         raise Refused(
@@ -162,7 +162,7 @@ def resolve(until: str, now: str) -> str:
 
 
 def tell(places: Places, pause: Pause) -> list[Command]:
-    """Return what writes the record, and the lines that everybody reads who logs in."""
+    """Return the commands that write the record and the message of the day."""
     made = f"[ -d {paths.MOTD} ] || {{ mkdir -p {paths.VAR} {paths.MOTD} && touch {_MADE}; }}"
     return [
         paths.write(places.record, pause.text, why="record the pause"),
@@ -172,7 +172,7 @@ def tell(places: Places, pause: Pause) -> list[Command]:
 
 
 def set_up(places: Places, files: Mapping[str, str]) -> list[Command]:
-    """Return what puts the way back in place and starts its timer anew."""
+    """Return the commands that write the resume script and its units, and start its timer again."""
     names = quote([places.timer]), quote([places.service])
     script = (
         f"systemctl daemon-reload && systemctl stop {names[1]} && systemctl enable {names[0]} && systemctl restart {names[0]}"
@@ -184,7 +184,7 @@ def set_up(places: Places, files: Mapping[str, str]) -> list[Command]:
 
 
 def forgotten(places: Places, *, from_inside: bool = False) -> str:
-    """Return sh that takes a pause away whole; ``from_inside`` spares the unit that runs it."""
+    """Return sh that removes a pause completely; ``from_inside`` leaves the unit that runs it running."""
     stop = "" if from_inside else f"systemctl stop {quote([places.service])} 2>/dev/null\n"
     files = quote([places.record, places.motd, *places.way_back])
     return (
@@ -197,12 +197,12 @@ def forgotten(places: Places, *, from_inside: bool = False) -> str:
 
 
 def forget(places: Places) -> Command:
-    """Return what takes record, message and timer away, whichever of them are there."""
+    """Return the command that removes record, message and timer, whichever of them exist."""
     return Command(forgotten(places), why="remove the pause: its record, message of the day and timer")
 
 
 def put_back(places: Places, was: Deployed) -> list[Command]:
-    """Return what makes the pause be again as ``was`` has it; nothing where there was none."""
+    """Return the commands that put the pause back as in ``was``; none when there was no pause."""
     pause = paused(was).get(places.name.removeprefix("lodger-"))
     if pause is None:
         return []
@@ -211,5 +211,5 @@ def put_back(places: Places, was: Deployed) -> list[Command]:
 
 
 def renewed(pause: Pause) -> Pause:
-    """Return the pause as it was announced, before anybody was waited for."""
+    """Return the pause as it was announced, without ``waits_for``."""
     return replace(pause, waits_for="")

@@ -18,7 +18,7 @@ TEMPLATES = CODE / "templates"
 
 
 class Ready(str):
-    """Text that is already as the file needs it."""
+    """Text that is quoted already."""
 
     __slots__ = ()
 
@@ -35,19 +35,19 @@ def compose_value(value: object) -> str:
 
 
 def unit_text(value: object) -> str:
-    """Quote one value for a setting of a unit that takes plain text: only ``%`` means something there."""
+    """Quote one value for a unit setting of plain text: only ``%`` is special there."""
     return value if isinstance(value, Ready) else str(value).replace("%", "%%")
 
 
 def shell_word(value: object) -> str:
-    """Quote one value for a sh script: text, a number, or a list of words; each word stands for itself."""
+    """Quote one value for a sh script: text, a number, or a list of words; each becomes one word."""
     if isinstance(value, Ready):
         return value
     return command.quote([str(one) for one in value] if isinstance(value, list | tuple) else [str(value)])
 
 
 def render_script(template: str, **context: object) -> str:
-    """Return a rendered sh script; what a value holds is text to the shell, unless the template marks it `raw`."""
+    """Return a rendered sh script; every value is quoted for the shell, unless the template marks it `raw`."""
     return environment(shell_word).get_template(template).render(context)
 
 

@@ -1,7 +1,7 @@
 """Fleet and host to the files of one release. Pure: the same inventory and templates give the same bytes anywhere.
 
-Values reach a file through the template's environment, which quotes each of them for that kind of file: nothing that the
-inventory accepts can mean more to Compose or systemd than the text it is.
+The template's environment quotes every value for its kind of file: for Compose and systemd each value of the inventory is
+plain text.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from lodger.release.quoting import TEMPLATES, compose_value, environment, unit_t
 from lodger.release.service import File, Release, Service, hash_of
 
 _PREPARE_S = 300  # waiting for Docker and clearing a leftover, before the engine itself starts
-_SLACK_S = 60  # a limit that is meant to lie beyond a sum of others lies this far beyond it
+_SLACK_S = 60  # how far a limit lies beyond the sum of others that it must exceed
 
 
 def render(fleet: Fleet, host: Host) -> Release:
@@ -41,9 +41,9 @@ def _release(host: Host, rendered: Sequence[tuple[Service, tuple[File, ...]]]) -
 
 
 def router_beside(fleet: Fleet, host: Host, policy: str, port: int, metrics_port: int) -> Release:
-    """Return a second router of the same image and options beside that of ``host``, with another policy, on loopback only.
+    """Return a second router with the image and options of that of ``host``, with another policy, on loopback only.
 
-    Its container and Compose project are lodger-router-probe; it is no part of a release.
+    Its container and Compose project are lodger-router-probe; it is not part of a release.
     """
     if host.router is None:
         raise InventoryError("this host has no router", host=host.name)
@@ -65,7 +65,7 @@ def worker_urls(fleet: Fleet, host: Host, pool: str) -> tuple[str, ...]:
 def url(seen_from: str, host: Host, listen: str, port: int, address: str = "") -> str:
     """Return the URL at which a program on the host ``seen_from`` reaches what listens on ``host``.
 
-    ``address`` is one at which other hosts reached ``host`` when that was not yet what the inventory says now.
+    ``address`` is an earlier address of ``host``, "" for the one in the inventory.
     """
     here = "127.0.0.1" if listen == "0.0.0.0" else listen  # noqa: S104  # compared, not bound
     address = here if host.name == seen_from else address or reached(host)
@@ -133,10 +133,10 @@ def _router(fleet: Fleet, host: Host, router: Router, name: str = "router") -> t
         "pool": pool,
         "image": image,
         "worker_urls": worker_urls(fleet, host, pool.name),
-        "service": "router",  # one beside it has its starter from the folder of the deployed one
+        "service": "router",  # a second router uses the starter in the folder of the deployed one
         "description": f"Lodger router on {host.name} (pool {pool.name})",
     }
-    # Who is behind it changes while it runs: its file says it for the next start, and that is no reason for one.
+    # Its workers change while it runs. The file has them for the next start; a change of them is no reason to restart.
     changing = {"worker_urls": ()}
     service, files = _with_files(service, context, (router.restart_burst, router.restart_delay_s), key, changing)
     if not pool.vrrp:
@@ -147,7 +147,7 @@ def _router(fleet: Fleet, host: Host, router: Router, name: str = "router") -> t
 
 
 def _names(kind: str, name: str) -> dict[str, Any]:
-    """Return what a service is called: in our words, by systemd, and by Docker; its files are not hashed yet."""
+    """Return the names of a service: ours, systemd's and Docker's; its files are not hashed yet."""
     full = f"{paths.PREFIX}{name}"
     return {"name": name, "kind": kind, "unit": f"{full}.service", "container": full, "config": ""}
 
@@ -159,7 +159,7 @@ def _with_files(
     key: ApiKey | None,
     changing: Mapping[str, object] = MappingProxyType({}),
 ) -> tuple[Service, tuple[File, ...]]:
-    """Return the service with the hash of its files, and the files; what is ``changing`` is no part of the hash.
+    """Return the service with the hash of its files, and the files; ``changing`` values are not part of the hash.
 
     ``restarts`` are the starts within one interval after which a crash loop ends as failed, and the pause between them (s).
     """

@@ -31,9 +31,9 @@ def hash_of(files: Iterable[File]) -> str:
 class Service:
     """A service as a release defines it; kept in the release's manifest, so that a rollback needs no inventory.
 
-    ``config`` is the hash of its own files, ``gpus`` the numbers it uses, ``stop`` and ``start`` its longest (s). ``pool``
-    it serves in, ``listen`` the address of its port, ``address`` that at which other hosts reach this one, ``identity`` what
-    it serves by its engine's names, ``key`` the mark of the key that it asks for, ``engine`` the engine's name.
+    ``config`` is the hash of its own files, ``gpus`` the numbers of its GPUs, ``stop`` and ``start`` the longest stop and
+    start (s), ``pool`` its pool, ``listen`` the address of its port, ``address`` the one at which other hosts reach its host,
+    ``identity`` what it serves in its engine's terms, ``key`` the mark of the key that it requires, ``engine`` its engine.
     """
 
     name: str
@@ -55,7 +55,7 @@ class Service:
 
     @property
     def key_file(self) -> str:
-        """The file on the host with the header that it asks for, "" for none."""
+        """The file on the host with the header that it requires, "" for none."""
         return paths.key(self.pool, self.key) if self.key else ""
 
     @staticmethod
@@ -70,7 +70,7 @@ class Service:
         return service
 
     def manifest(self) -> dict[str, Any]:
-        """Return what a manifest says of it; not the engine of before, which an earlier Lodger could not read."""
+        """Return its entry in a manifest, without the default engine: an earlier Lodger could not read that."""
         return {name: value for name, value in asdict(self).items() if (name, value) != ("engine", DEFAULT.name)}
 
 

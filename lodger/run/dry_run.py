@@ -11,9 +11,9 @@ from lodger.run.outcome import Status
 
 @dataclass
 class DryRun:
-    """What a dry run saw on one host; ``diff`` is None where it came to no comparison.
+    """The result of a dry run on one host; ``diff`` is None when no files are compared.
 
-    ``states`` has name, what is missing, and commands of each; ``document`` is the runbook with them, where that is shown.
+    ``states`` has name, what is missing, and commands of each; ``document`` is the runbook with them, when that is shown.
     """
 
     host: str
@@ -28,11 +28,11 @@ class DryRun:
 
     @property
     def exit_code(self) -> int:
-        """Return 0, or the exit code of what ended it."""
+        """Return 0, or the exit code of the error that ended it."""
         return self.error.exit_code if self.error is not None else 0
 
     def text(self) -> str:
-        """Return the difference, the states with the commands they would run, and what ended it, if anything did."""
+        """Return the difference, the states with the commands they would run, and the error that ended it, if any."""
         if self.document:
             return "\n".join([self.document, *self.remarks, *self._verdict()])
         lines = [f"{self.host}: {self.task}"]

@@ -30,7 +30,7 @@ def close(session: Session, run: Progress) -> None:
             )
     if not run.begun:
         return
-    # What an earlier run began with other states is undone by none of this run's: the ledger goes on naming it.
+    # An earlier run may have begun states that this plan does not have and cannot undo: the ledger keeps naming them.
     if result.status is Status.FAILED and not run.knows(run.ledger.acted):
         back = run.before[facts.DEPLOYED].standing == now[facts.DEPLOYED].standing
         result.unfinished = bool(result.losses) or not back
@@ -39,7 +39,7 @@ def close(session: Session, run: Progress) -> None:
 
 
 def leave_copy(session: Session, run: Progress) -> None:
-    """Leave a copy for whoever has to put the host back by hand; that this fails must not hide why it is left to them."""
+    """Leave a copy for the person who has to put the host back by hand; a failure here must not hide the first one."""
     if run.begun:
         session.no_more_stopping()
         with contextlib.suppress(LodgerError):
@@ -47,7 +47,7 @@ def leave_copy(session: Session, run: Progress) -> None:
 
 
 def _copy(session: Session, *, ends_ledger: bool) -> Command:
-    """Return what puts a copy of the journal on the host, and may end the ledger."""
+    """Return the command that puts a copy of the journal on the host, and may end the ledger."""
     end = f" && rm -f {paths.LEDGER}" if ends_ledger else ""
     folder, copy = paths.JOURNAL, quote([f"{paths.JOURNAL}/{session.log.run}.jsonl"])
     script = f"umask 077 && mkdir -p {folder} && chmod 700 {folder} && cat > {copy}{end} && sync -f {paths.VAR}"

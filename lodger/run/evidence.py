@@ -1,4 +1,4 @@
-"""What is kept of a run for whoever reads about it later: raw readings, and what was seen of a state that failed."""
+"""What the journal keeps for a later reader: raw readings, and evidence of a state that failed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _SHOWN = 2000  # characters of one reading that the journal keeps
 
 
 def keep_evidence(session: Session, run: Progress, state: State, also: Sequence[Fact[Any]] = ()) -> None:
-    """Keep what an operator should see of a state that failed; that it cannot be read must not hide the failure."""
+    """Keep what an operator should see of a state that failed; an unreadable host must not hide the failure."""
     with contextlib.suppress(LodgerError):
         if found := state.evidence(session.fresh([*state.facts, *also])):
             run.result.evidence = found

@@ -1,4 +1,4 @@
-"""The footprint: everything foreign on a host that can be observed, and what became of it between two moments."""
+"""The footprint: everything foreign on a host that can be observed, and what changed between two moments."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from lodger.host.facts.base import Facts
 from lodger.host.facts.machine import Unit
 from lodger.host.ownership import DOCKER, Owner, is_ours, is_own_container, is_sshd, owners
 
-# Mounts that come and go with containers, sessions and automatic units are nobody's service.
+# Mounts that come and go with containers, sessions and automatic units do not count.
 _PASSING_MOUNT = re.compile(r"^/(run|proc|sys|dev|tmp)(/|$)|/(overlay2|overlayfs|containers|netns)/|^/var/lib/docker/")
-# Sessions, and what systemd or the package manager starts by itself; timer-driven units say so in a property of theirs.
+# Sessions, and what systemd or the package manager starts by itself; a property marks timer-driven units.
 _PASSING_UNIT = re.compile(
     r"^(user@\d+|user-runtime-dir@\d+|session-.*|run-.*|systemd-.*|docker-[0-9a-f]{12,}.*|(serial-)?getty@.*"
     r"|modprobe@.*|ssh@.*|apt-daily.*|packagekit|polkit)\.(service|socket)$"
@@ -22,7 +22,7 @@ _PASSING_UNIT = re.compile(
 
 @dataclass(frozen=True)
 class Thing:
-    """One observable thing: how it stands, whether it is up, and its owner when that is not the thing itself."""
+    """One observable thing: its status in words, whether it is up, and its owner when that is not the thing itself."""
 
     how: str
     up: bool
@@ -45,7 +45,7 @@ class FootprintChange:
 
 Footprint = Mapping[tuple[str, str], Thing]
 
-# From here on Linux gives ports to whoever asks for any; after a reboot the same service has another one.
+# From here on Linux chooses ports by itself; after a reboot the same service has another one.
 _ANY_PORT = 32768
 
 
@@ -77,33 +77,33 @@ def of(read: Facts, host: str, *, rebooted: bool = False) -> Footprint:
         if not _PASSING_MOUNT.search(where):
             things["mount", where] = Thing(what, up=True)
     for port in read[facts.PORTS]:
-        # Where Docker listens, the container that it does it for shows in its own state.
+        # Docker listens for a container, which is in the footprint itself.
         listener, process = who.get(port.pid), read[facts.PROCESSES].get(port.pid)
         if listener == DOCKER or is_ours(listener, read, host) or (process is not None and is_sshd(process)):
             continue
-        # A UDP socket may be a client's of the moment.
+        # A UDP socket may belong to a short-lived client.
         if port.protocol == "tcp" and not (rebooted and port.port >= _ANY_PORT):
-            # A socket that no process owns is the kernel's, or of another network namespace's helper: no service to lose.
-            # What it is called counts only where nobody but itself answers for it.
+            # A socket without a process belongs to the kernel or to a helper of another network namespace: not a service.
+            # The name of the process counts only when it has no unit, container or program.
             how = str(listener) if listener and listener.kind != "process" else port.process or "owner unknown"
             things["port", f"{port.address}:{port.port}"] = Thing(how, bool(port.pid), listener)
     for process in read[facts.PROCESSES].values():
         if process.devices and not rebooted and not is_ours(who[process.pid], read, host):
-            # A GPU job that ends by itself is a colleague's work that is done, no loss.
+            # A GPU job that ends by itself has done its work: not a loss.
             how = f"{process.user}, {who[process.pid]}: {process.command[:80]}"
             things["gpu process", str(process.pid)] = Thing(how, False, who[process.pid])
     return things
 
 
 def _is_service(unit: Unit) -> bool:
-    """Whether ``unit`` is a service that stays up; a oneshot that ran is history."""
+    """Whether ``unit`` is a service that stays up; a oneshot that has run is not."""
     if unit.timer_driven or _PASSING_UNIT.match(unit.id) or not unit.id.endswith((".service", ".socket")):
         return False
     return unit.active != "inactive" and unit.type != "oneshot" and unit.sub != "exited"
 
 
 def difference(before: Footprint, after: Footprint, expected: Callable[[Owner], bool]) -> list[FootprintChange]:
-    """Return what happened to foreign things, losses first.
+    """Return what changed in foreign things, losses first.
 
     ``expected(owner)`` says whether the inventory lets Lodger stop or start that owner (a neighbour); what belongs to it
     is left out. Something that was up and is gone, stopped or changed is a loss; anything else is news.

@@ -68,7 +68,7 @@ def verify_all() -> tuple[str, list[JournalEvent]]:
 
 
 def postmortem(run: str) -> str:
-    """Return the Markdown document on one run. What only a person can know is left as headings."""
+    """Return a postmortem of one run in Markdown. What only a person can know is left as headings."""
     path = find(run)
     events = list(journal.read(path))
     begin, end = _first(events, "begin"), _first(events, "end")
@@ -114,10 +114,9 @@ def postmortem(run: str) -> str:
 
 
 def outages(events: list[JournalEvent]) -> list[tuple[str, datetime.datetime, datetime.datetime | None]]:
-    """Return who was down: name, since when, until when (None: not seen to be back within this run).
+    """Return what was down: name, since when, until when (None: not back within this run).
 
-    Down begins with the first command of the state that stops it, and ends when the state that brings it back is done, or
-    finds it back.
+    It is down from the first command of the state that stops it until the state that brings it back is done or satisfied.
     """
     found: dict[str, tuple[datetime.datetime, datetime.datetime | None]] = {}
     stopping: dict[str, list[str]] = {}

@@ -1,4 +1,4 @@
-"""Several hosts at once, and how the operator stops them."""
+"""Runs on several hosts at once, and how the operator stops them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _UNDOING = "stopping: what this run did is undone first; press Ctrl-C twice more
 def side_by_side(hosts: Sequence[Host], act: Callable[[Host], T], *, stopping: str = _UNDOING) -> list[T]:
     """Return what ``act`` returns for each host, run at the same time; Ctrl-C and SIGTERM ask all of them to stop.
 
-    ``stopping`` is what is said then.
+    ``stopping`` is the line that is shown then.
     """
 
     def ask(number: int, _: object) -> None:

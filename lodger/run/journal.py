@@ -49,7 +49,7 @@ class Journal:
         self._file = self.path.open("ab")
 
     def write(self, event: str, **fields: Any) -> None:
-        """Append one event. Values must be JSON; a Secret has no JSON and raises TypeError, which is meant."""
+        """Append one event. Values must be JSON; a Secret raises TypeError on purpose."""
         line = json.dumps(
             {"n": self._number, "time": _now(), "event": event, **fields, "previous": self._last}, ensure_ascii=False
         ).encode()
@@ -60,7 +60,7 @@ class Journal:
             self._file.flush()
             os.fsync(self._file.fileno())
         except OSError as error:
-            self._broken = True  # said once: what was begun on the host can still be undone, with no line about it
+            self._broken = True  # raised once: the undo on the host must still run, without a journal
             raise LodgerError(
                 "the journal cannot be written", cause=f"{self.path}: {error.strerror}", hint="make room on this machine"
             ) from error
@@ -68,7 +68,7 @@ class Journal:
         self._number += 1
 
     def intent(self, state: str, command: object) -> None:
-        """Append what is about to be done."""
+        """Append the command that is about to run."""
         self.write("command", state=state, command=str(command))
 
     def result(self, state: str, result: Result) -> None:
@@ -92,25 +92,25 @@ class Journal:
 
 
 class NoJournal:
-    """The journal of a dry run: it changes nothing, and leaves none."""
+    """The journal of a dry run, which writes nothing."""
 
     run = "dry-run"
 
     def write(self, event: str, **fields: Any) -> None:
-        """Forget it."""
+        """Write nothing."""
 
     def intent(self, state: str, command: object) -> None:
-        """Forget it."""
+        """Write nothing."""
 
     def result(self, state: str, result: object) -> None:
-        """Forget it."""
+        """Write nothing."""
 
     def content(self) -> bytes:
         """Return nothing."""
         return b""
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Close nothing."""
 
 
 def _now() -> str:
@@ -137,7 +137,7 @@ def read(path: Path) -> Iterator[dict[str, Any]]:
 def verify(path: Path) -> None:
     """Check the chain of hashes; raise LodgerError naming the first line that does not fit.
 
-    The last line has no later one to vouch for it: compare it with the copy on the host.
+    No later line confirms the last one: compare it with the copy on the host.
     """
     previous = FIRST
     lines = path.read_bytes().split(b"\n")

@@ -1,4 +1,4 @@
-"""What became of a state, and of a run on one host."""
+"""The result of a state, and of a run on one host."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from lodger.run.footprint import FootprintChange
 
 
 class Status(enum.StrEnum):
-    """What became of a state."""
+    """The result of a state."""
 
     SATISFIED = "satisfied"
     DONE = "done"
@@ -21,7 +21,7 @@ class Status(enum.StrEnum):
 
     @staticmethod
     def of(error: LodgerError) -> Status:
-        """Return what became of what ended with ``error``."""
+        """Return the status of a state that ended with ``error``."""
         return Status.REFUSED if error.refusal else Status.FAILED
 
 
@@ -37,10 +37,10 @@ class StateResult:
 
 @dataclass
 class RunResult:
-    """What a run came to on one host. ``error`` is the failure that ended it; ``news`` what colleagues did meanwhile.
+    """The result of a run on one host. ``error`` is the failure that ended it; ``news`` is what others changed meanwhile.
 
-    ``remarks`` are the plan's. ``unfinished``: it failed, and what an earlier run had begun is still neither finished
-    nor put back. ``found`` is what a task that only looks has to say where all is well.
+    ``remarks`` are the plan's. ``unfinished``: it failed, and an earlier run is still neither finished nor put back.
+    ``found`` is what a task that only looks says when nothing is wrong.
     """
 
     host: str

@@ -1,4 +1,4 @@
-"""A plan: what one run is to establish on one host, as data."""
+"""A plan: the states that one run establishes on one host, as data."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from lodger.states.base import Step
 
 @dataclass(frozen=True)
 class Plan:
-    """What a run is to establish on ``host``: ``steps`` in order.
+    """The states that a run establishes on ``host``: ``steps`` in order.
 
-    ``reads`` are facts that are read besides those of the steps. ``params`` go into the ledger: what a later run needs to
-    know to resume this one. ``remarks`` are lines for whoever reads plan or report.
+    ``reads`` are facts to read besides those of the steps. ``params`` go into the ledger: what a later run needs to continue
+    this one. ``remarks`` are lines for plan and report.
     """
 
     runbook: str

@@ -1,4 +1,4 @@
-"""One run while it goes on."""
+"""The progress of one run."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from lodger.run.plan import Plan
 
 @dataclass
 class Progress:
-    """Where a run of ``plan`` is.
+    """How far a run of ``plan`` is.
 
-    ``before`` is how the first try found the host. ``stale``: something was done since the first reading. ``begun``: a ledger
-    is on the host. ``boot``: the boot id that the states so far count on. ``worked``: the groups of steps in which a state
-    was established.
+    ``before`` has the facts from before the first change, by this run or the one it continues. ``stale``: something was done
+    since the first reading. ``begun``: a ledger is on the host. ``boot``: the boot id in which the states so far were
+    established. ``worked``: the groups of steps in which a state was established.
     """
 
     plan: Plan
@@ -35,4 +35,4 @@ class Progress:
 
 
 class Booted(Exception):
-    """The host has booted in mid run: what was established before may hold no longer."""
+    """The host has rebooted during the run: earlier states may no longer hold."""

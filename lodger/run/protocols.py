@@ -25,7 +25,7 @@ class Connection(Transport, Protocol):
 
 
 class RunLog(Protocol):
-    """Where a run is written down (``journal.Journal``)."""
+    """The journal of a run (``journal.Journal``)."""
 
     run: str
 
@@ -34,7 +34,7 @@ class RunLog(Protocol):
         ...
 
     def intent(self, state: str, command: object) -> None:
-        """Append what is about to be done."""
+        """Append the command that is about to run."""
         ...
 
     def result(self, state: str, result: Result) -> None:
@@ -47,14 +47,14 @@ class RunLog(Protocol):
 
 
 class Reporter(Protocol):
-    """Who tells the operator while the run goes on."""
+    """What shows the operator the progress of a run."""
 
     def progress(self, host: str, text: str) -> None:
         """Show where the run is; the next call replaces it."""
         ...
 
     def state(self, host: str, result: StateResult) -> None:
-        """Show what became of a state."""
+        """Show the result of a state."""
         ...
 
     def note(self, host: str, text: str) -> None:

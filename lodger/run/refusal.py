@@ -1,4 +1,4 @@
-"""What is known to fail before the first change, and what is said of a plan. Pure: steps and facts in, words out."""
+"""Refusals before the first change, and the remarks of a plan. Pure: steps and facts in, texts out."""
 
 from __future__ import annotations
 
@@ -40,5 +40,5 @@ def refusal(found: Sequence[Blocker]) -> Refused:
 
 
 def remarks(plan: Plan, read: Facts) -> tuple[str, ...]:
-    """Return what whoever reads plan or report has to know: the plan's lines, and those of its states, each once."""
+    """Return the remarks for plan and report: the plan's, and those of its states, each once."""
     return tuple(dict.fromkeys([*plan.remarks, *(line for step in plan.steps for line in step.state.remarks(read))]))

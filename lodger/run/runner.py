@@ -1,7 +1,6 @@
 """The loop over the states of one plan: skip what holds, establish what does not, and undo everything when one fails.
 
-It decides from facts, which are read again after everything that may have changed them, and never from an exit code
-that was lost with a connection.
+It decides from facts, never from an exit code that may be lost with the connection. Facts are read again after every action.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from lodger.run.session import ATTEMPTS, Opened, Session
 from lodger.run.undo import Undo
 from lodger.states.base import Check, State, Step
 
-_BOOTS = 3  # how often the states are gone through when the host boots in mid run
+_BOOTS = 3  # how often a run goes through the states when the host reboots meanwhile
 
 
 class Runner:
@@ -34,12 +33,12 @@ class Runner:
         self.session, self.witnesses = session, witnesses
 
     def carry_out(self, plan: Plan, opened: Opened, result: RunResult) -> None:
-        """Establish ``plan`` from what was read under the lock; raise what ends the run before its first change."""
+        """Establish ``plan`` from the facts read under the lock; raise an error that ends the run before its first change."""
         session, ledger = self.session, opened.ledger
         read = session.complete(opened.read, plan.facts)
         if opened.no_lock:
             self._refuse_without_lock(plan, read, opened.no_lock)
-        # What the earlier run did not look at, it did not touch: a run of another plan may ask for more.
+        # A fact that the earlier run did not read was not changed by it: what is read now is from before.
         before = Facts.load(ledger.before, plan.host).over(read) if ledger is not None else read
         result.remarks = refusal.remarks(plan, read)
         for remark in result.remarks:
@@ -64,7 +63,7 @@ class Runner:
             raise
 
     def _refuse_without_lock(self, plan: Plan, read: Facts, why: str) -> None:
-        """Raise Refused: a full or read-only disk says it better through the state that looks at it."""
+        """Raise Refused, with the blocker of a state that names a full or read-only disk when there is one."""
         found = [blocker for step in plan.steps for blocker in step.state.blockers(read) if not blocker.awaits]
         if found:
             raise refusal.refusal(found)
@@ -77,22 +76,22 @@ class Runner:
             self._note(result, StateResult(step.state.name, Status.SATISFIED))
 
     def _refuse_held_pools(self, plan: Plan, read: Facts) -> None:
-        """Raise Refused for a pool that only a person may free; what an earlier run began stays begun for it."""
+        """Raise Refused when only a person may break the lock of a pool; an unfinished run stays unfinished then."""
         due = {pool for step in plan.steps if step.pools and step.state.missing(read) for pool in step.pools}
         if (lock := self.session.pool_lock) is not None:
             self.session.patiently(lambda: lock.look(due))
 
     def _carry_out(self, run: Progress, read: Facts) -> None:
-        """Establish the states, or undo what was done; raise what leaves the ledger on the host as it is."""
+        """Establish the states, or undo what was done; raise an error that leaves the ledger on the host."""
         session, result, host = self.session, run.result, run.plan.host
         try:
-            if run.begun:  # what an earlier run began is put back when going on is refused
+            if run.begun:  # a refusal must undo what the earlier run began
                 refusal.refuse_early(run.plan.steps, read, result)
             self._establish_all(run, read)
         except LockLost:
             session.queue.fail(host)
             raise
-        except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001  a mistake of ours must not leave a host half done
+        except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001  a bug must not leave a host half changed
             result.error = session.failure(error)
             result.error.host = host
             result.status = Status.REFUSED if isinstance(error, Refused) and not run.begun else Status.FAILED
@@ -105,7 +104,7 @@ class Runner:
         ending.close(session, run)
 
     def _establish_all(self, run: Progress, read: Facts) -> None:
-        """Go through the states; once more from the first when the host has booted meanwhile."""
+        """Go through the states; start again with the first one when the host has rebooted."""
         session = self.session
         for _ in range(_BOOTS):
             run.boot = session.boot
@@ -136,7 +135,7 @@ class Runner:
             if missing:
                 try:
                     if self.session.take_pools(step):
-                        run.stale = True  # others changed the pool meanwhile
+                        run.stale = True  # other runs changed the pool meanwhile
                         read = self.session.fresh(state.facts)
                         missing = state.missing(read)
                     if missing:
@@ -144,7 +143,7 @@ class Runner:
                 except (LodgerError, KeyboardInterrupt):
                     self._note(run.result, StateResult(state.name, Status.FAILED, time.monotonic() - start))
                     raise
-            if step.group in run.worked:  # whatever became of the last state itself
+            if step.group in run.worked:  # also when the group's last state held already
                 self._witness(run, step)
             if acts:
                 self._note(run.result, StateResult(state.name, Status.DONE, time.monotonic() - start, missing))
@@ -155,7 +154,7 @@ class Runner:
                 self.session.leave_pools()
 
     def _same_boot(self, run: Progress, state: State) -> None:
-        """Raise Booted when what earlier states established may be gone with a boot that nobody asked for."""
+        """Raise Booted after an unplanned reboot: what earlier states established may be gone."""
         if state.reboots:
             run.boot = self.session.boot
         elif run.boot != self.session.boot:
@@ -193,7 +192,7 @@ class Runner:
         self._await(run, state)
 
     def _wait_first(self, run: Progress, state: State) -> None:
-        """Wait for ``state`` before anything was begun: past its deadline there is nothing to undo, and it is a refusal."""
+        """Wait for ``state`` before the first change: past its deadline the run is refused, with nothing to undo."""
         run.stale = True
         try:
             self._await(run, state)
@@ -201,7 +200,7 @@ class Runner:
             raise Refused(
                 error.what, cause=error.cause, hint="nothing was changed; run this again later", state=state.name
             ) from error
-        run.before = self.session.fresh(run.plan.facts)  # whose service ended while we only waited has lost nothing to us
+        run.before = self.session.fresh(run.plan.facts)  # a service that ended while this run only waited is not its loss
         run.ledger = dataclasses.replace(run.ledger, before=run.before.dump())
 
     def _note_intent(self, run: Progress, state: State, read: Facts, missing: str) -> None:
@@ -226,7 +225,7 @@ class Runner:
             lines = [line for line in (result.stderr.strip() or result.stdout.strip()).splitlines() if line.strip()]
             cause = "; ".join(lines[-2:]) if lines else f"exit code {result.code}, nothing printed"
             keep_evidence(session, run, state)
-            self._same_boot(run, state)  # a command that a boot cuts off may fail before the connection does
+            self._same_boot(run, state)  # a reboot may end the command before it ends the connection
             raise StateFailed(f"could not {action.why}" if action.why else f"`{action}` failed", cause=cause, state=state.name)
 
     def _check(self, run: Progress, state: State, action: Check) -> None:
@@ -242,7 +241,7 @@ class Runner:
         session.report.note(host, said)
 
     def _await(self, run: Progress, state: State) -> None:
-        """Read until ``state`` holds; raise StateFailed when it cannot any more, or its deadline has passed."""
+        """Read until ``state`` holds; raise StateFailed when it no longer can, or its deadline has passed."""
         session, end = self.session, time.monotonic() + state.deadline
         while True:
             read = session.fresh(state.facts)
@@ -273,7 +272,7 @@ class Runner:
             raise StateFailed("a witness disagrees", cause=said[0], state=step.state.name)
 
     def _note(self, result: RunResult, line: StateResult) -> None:
-        """Write down what became of a state, and show it."""
+        """Write the result of a state into the journal, and show it."""
         result.states.append(line)
         seconds = round(line.seconds, 2)
         self.session.log.write("state", state=line.name, outcome=str(line.status), seconds=seconds, detail=line.detail)

@@ -1,4 +1,4 @@
-"""One run's hold on a host: the lock, what is read, and what to do when the connection is lost."""
+"""One run on one host: its lock, its readings, and what happens when the connection is lost."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ T = TypeVar("T")
 
 POLL = 2.0  # seconds between two readings while a state comes true
 ATTEMPTS = 3  # how often something is tried again after a lost connection
-_SETTLE = 3900.0  # seconds that a command may still take which nobody waits for any more (the install of a driver has 3600)
+_SETTLE = 3900.0  # seconds to wait for a command of a lost connection (the install of a driver may take 3600)
 
 
 @dataclass(frozen=True)
 class Opened:
-    """What a run finds once it holds the host: the facts, the ledger of a run that did not finish, None for none.
+    """What a run finds once it has the host's lock: the facts, and the ledger of an unfinished run, None for none.
 
-    ``no_lock`` says why there is no lock ("" where there is one): on a disk that takes nothing, only a refusal can follow.
+    ``no_lock`` says why there is no lock, "" when there is one: on a full or read-only disk only a refusal can follow.
     """
 
     read: Facts
@@ -46,8 +46,8 @@ class Opened:
 class Session:
     """One run on one host, from its lock to its end.
 
-    Every reading goes through here: it connects again after a lost connection, and lets what that connection left at work
-    come to its end before anything is believed.
+    Every reading goes through here: after a lost connection it connects again, and first waits until the command of the old
+    connection has ended on the host.
     """
 
     def __init__(
@@ -75,12 +75,12 @@ class Session:
 
     @contextlib.contextmanager
     def result(self, task: str) -> Iterator[RunResult]:
-        """Yield the run's result; whatever ends the block becomes part of it, a mistake of ours too."""
+        """Yield the run's result; any error that ends the block becomes part of it, a bug too."""
         start = time.monotonic()
         result = RunResult(self.host, task, journal=self.log.run)
         try:
             yield result
-        except Exception as raised:  # noqa: BLE001  every end is reported as one, a mistake of ours too
+        except Exception as raised:  # noqa: BLE001  every error is reported as a result, a bug too
             error = self.failure(raised)
             error.host = error.host or self.host
             result.error = error
@@ -95,9 +95,9 @@ class Session:
 
     @contextlib.contextmanager
     def locked(self, runbook: str, reads: Sequence[Fact[Any]], result: RunResult) -> Iterator[Opened]:
-        """Take the host's lock, read ``reads``, and yield what is found; the lock is renewed meanwhile, and given back.
+        """Take the host's lock, read ``reads``, and yield what is found; the lock is renewed meanwhile, and released.
 
-        A run that found everything as it should be has given it back itself (see ``unlock``).
+        A run that found every state satisfied has released it itself (see ``unlock``).
         """
         wanted: tuple[Fact[Any], ...] = (facts.MACHINE, facts.LEDGER, *reads)
         read, no_lock = self._open(wanted)
@@ -115,7 +115,7 @@ class Session:
                 self._release()
 
     def look(self, runbook: str, reads: Sequence[Fact[Any]]) -> Opened:
-        """Read ``reads`` and return them with the ledger that lies there; nothing is changed, no lock is taken."""
+        """Read ``reads`` and return them with the ledger on the host; nothing is changed, no lock is taken."""
         read = self.read((facts.MACHINE, facts.LEDGER, *reads))
         refuse_unless_recorded(self._machine_id, read[facts.MACHINE])
         return Opened(read, Ledger.load(read[facts.LEDGER], runbook, self.host))
@@ -125,7 +125,7 @@ class Session:
         attempt = host_lock.attempt(self._me)
         asked: list[Fact[Any]] = [facts.MACHINE, attempt, facts.BUSY, *wanted]
         command = facts.command(asked)
-        # On any other machine, or one that nobody named, nothing is written, not even the lock.
+        # On another machine, or one whose machine-id is not recorded, nothing is written, not even the lock.
         guard = only_there(self._machine_id, facts.script([facts.MACHINE]))
         command = dataclasses.replace(command, script=guard + command.script)
         read = facts.parse(self.connection.run(command).check(self.host).stdout, self.host)
@@ -157,7 +157,7 @@ class Session:
 
         def renew() -> None:
             while not done.wait(host_lock.RENEWAL):
-                with contextlib.suppress(LodgerError, KeyboardInterrupt):  # the main thread meets the same connection
+                with contextlib.suppress(LodgerError, KeyboardInterrupt):  # the main thread sees the lost connection too
                     if self.connection.run(host_lock.renew(self._me)).code == 1:
                         self._lock_lost.set()
                         return
@@ -169,11 +169,11 @@ class Session:
             done.set()
 
     def unlock(self) -> None:
-        """Give the lock back; raise where that fails, for a run that found nothing to do and has said nothing yet."""
+        """Release the lock and raise when that fails: for a run that found nothing to do, before it reports anything."""
         self.connection.run(Command(host_lock.release_script(self._me), why="unlock")).check(self.host)
 
     def _release(self) -> None:
-        """Give the lock back; over a dead connection it expires by itself."""
+        """Release the lock; over a dead connection it expires by itself."""
         self.no_more_stopping()
         with contextlib.suppress(ConnectionFailed, CommandFailed):
             self.connection.run(Command(host_lock.release_script(self._me), why="unlock"))
@@ -181,11 +181,11 @@ class Session:
     # ------------------------------------------------------------ being stopped
 
     def no_more_stopping(self) -> None:
-        """From here on the run is being finished or undone: a Ctrl-C that came, or comes, cuts nothing off."""
+        """From here on Ctrl-C interrupts nothing: the run is being finished or undone."""
         self.connection.cancelled = lambda: False
 
     def stop_if_asked(self) -> None:
-        """Raise what ends the run: a lock of ours that somebody took, or the operator's Ctrl-C."""
+        """Raise an error when another run took over a lock of this one, or the operator pressed Ctrl-C."""
         if self._lock_lost.is_set():
             raise LockLost(
                 "the lock of this host was taken over by another run",
@@ -198,7 +198,7 @@ class Session:
             raise KeyboardInterrupt
 
     def failure(self, error: BaseException) -> LodgerError:
-        """Return ``error`` as a failure to report; of a mistake of ours the journal keeps where it was made."""
+        """Return ``error`` as a failure to report; for a bug the journal keeps the traceback."""
         if isinstance(error, LodgerError):
             return error
         if isinstance(error, KeyboardInterrupt):
@@ -236,7 +236,7 @@ class Session:
         return action()
 
     def reconnect(self) -> None:
-        """Connect again, and let what the lost connection left running come to its end: only then are facts facts."""
+        """Connect again, and wait until what the lost connection left running has ended: before that, facts still change."""
         self.connection.reconnect()
         self.settle()
 
@@ -265,7 +265,7 @@ class Session:
     # ------------------------------------------------------------ pools
 
     def take_pools(self, step: Step) -> bool:
-        """Wait until nobody else restarts something in the pools of ``step``; return whether that took a while."""
+        """Wait until no other run holds the pools of ``step``, and hold them; return whether it had to wait."""
         waited = False
 
         def waiting(other: str) -> None:
@@ -281,7 +281,7 @@ class Session:
         return waited
 
     def leave_pools(self) -> None:
-        """Let others restart what they have in the pools that this run held."""
+        """Release the pools that this run holds."""
         if self.pool_lock is not None:
             self.pool_lock.give_back()
         self.queue.leave(self.host)

@@ -1,4 +1,4 @@
-"""The way back: what a run did is undone in reverse, each step verified, and what is left to a person is printed whole."""
+"""The undo of a run: in reverse, each state verified; the commands that a person has to run are printed completely."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _RESTART = 60.0  # seconds that a daemon of the host may take to come back while
 
 
 class Undo:
-    """Undoes what ``run`` did; ``note`` writes down what became of each state."""
+    """Undoes what ``run`` did; ``note`` records the result of each state."""
 
     def __init__(self, session: Session, run: Progress, note: Callable[[RunResult, StateResult], None]) -> None:
         self.session, self.run, self._note = session, run, note
@@ -40,7 +40,7 @@ class Undo:
         session, run, start = self.session, self.run, time.monotonic()
         commands: Sequence[Command] = ()
         try:
-            session.patiently(session.settle)  # Ctrl-C or a deadline leaves the command that it met at work on the host
+            session.patiently(session.settle)  # after Ctrl-C or a deadline the last command may still be running on the host
             undo = self._way_back(state)
             if isinstance(undo, NoUndo):
                 session.log.write("kept", state=state.name, reason=undo.reason)
@@ -53,7 +53,7 @@ class Undo:
                 session.log.result(f"undo {state.name}", result)
                 result.check(run.plan.host)
             self._await(state)
-        except Exception as raised:  # noqa: BLE001  whatever it was, the commands that are left must be told
+        except Exception as raised:  # noqa: BLE001  after any error the commands that are left must be printed
             error = session.failure(raised)
             self._note(run.result, StateResult(state.name, Status.UNDO_FAILED, time.monotonic() - start, str(error)))
             run.result.status = Status.UNDO_FAILED
@@ -67,14 +67,14 @@ class Undo:
         return self.session.fresh([*state.facts, *state.undo_facts])
 
     def _left(self, states: Sequence[State]) -> Iterator[Command]:
-        """Yield what would undo ``states``, as far as the host still tells."""
+        """Yield the commands that would undo ``states``, without those whose facts cannot be read."""
         for state in states:
             with contextlib.suppress(LodgerError):
                 undo = state.undo(self.run.before, self._read(state))
                 yield from () if isinstance(undo, NoUndo) else undo
 
     def _way_back(self, state: State) -> Sequence[Command] | NoUndo:
-        """Return the undo of ``state``; what cannot be read while a daemon restarts is read again."""
+        """Return the undo of ``state``; facts that cannot be read while a daemon restarts are read again."""
         end = time.monotonic() + _RESTART
         while True:
             try:
@@ -94,7 +94,7 @@ class Undo:
         return self.session.connection.run(command)
 
     def _await(self, state: State) -> None:
-        """Read until ``state`` is undone; raise StateFailed when it cannot be any more, or its deadline has passed."""
+        """Read until ``state`` is undone; raise StateFailed when it no longer can be, or its deadline has passed."""
         run, end = self.run, time.monotonic() + max(state.undo_deadline, _RESTART)
         while True:
             hopeless = ""

@@ -1,11 +1,11 @@
-"""Witnesses: testinfra specs that look at one host over its open connection, and say what they saw.
+"""Witnesses: testinfra specs that check one host over its open connection.
 
-They are a second opinion: the specs below ``tests/host`` import no state and look by other means. Import this module
-late, pytest and testinfra take their time.
+They are a second opinion: the specs below ``tests/host`` import no state and check by other means. Import this module
+late: pytest and testinfra are slow to import.
 
-``pytest.main`` is not re-entrant: it puts its hands on ``sys.modules``, warnings and the environment of the process. When
-several hosts are verified side by side, their witnesses therefore take turns (a lock). A process of its own for each host
-would need the open connection handed to it; a turn takes a second or two, and there are few hosts.
+``pytest.main`` is not re-entrant: it changes ``sys.modules``, warnings and the environment of the process. So when several
+hosts are verified at once, their witnesses run one after the other (a lock). A process for each host would need the open
+connection; and the witnesses of a host take a second or two.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _COMMAND_RESULT = re.compile(
 
 @dataclass(frozen=True)
 class Witnessed:
-    """What one witness said: ``message`` is why it does not agree, empty when it does; ``seconds`` is how long it took."""
+    """The result of one witness: ``message`` is why it disagrees, "" when it agrees; ``seconds`` is how long it took."""
 
     nodeid: str
     passed: bool
@@ -53,9 +53,9 @@ class Witnessed:
 
 
 def specs_for(host: Host, paused: Collection[str] = ()) -> list[Path]:
-    """Return the specs that have something to look at on ``host``, in the order in which they are best read.
+    """Return the specs that apply to ``host``, in the best order to read.
 
-    ``paused`` names the workers whose GPUs are given back: of those another spec has something to say.
+    ``paused`` names the paused workers: another spec checks those.
     """
     names = ["test_driver.py", "test_release.py", "test_guest.py"]
     names += ["test_worker.py"] if host.workers.keys() - set(paused) else []
@@ -68,12 +68,12 @@ def specs_for(host: Host, paused: Collection[str] = ()) -> list[Path]:
 def run_witnesses(
     files: Sequence[Path], transport: Transport, fleet: Fleet, host: Host, params: Mapping[str, Any] | None = None
 ) -> list[Witnessed]:
-    """Run the specs in ``files`` against the host behind ``transport``; return what each of their tests said.
+    """Run the specs in ``files`` against the host behind ``transport``; return the result of each of their tests.
 
     A spec gets the fixtures ``host`` (testinfra's, every command as root), ``fleet``, ``inventory_host`` and ``params``;
     ``worker_name``, ``paused_name`` and ``neighbour_name`` make a test run once for each of the host's workers or neighbours,
     or for those named in the parameters ``workers``, ``paused`` and ``neighbours``: in the middle of a deploy not all of them
-    are up. Nothing is printed. A skipped test and a file without tests do not agree: a witness that saw nothing is none.
+    are up. Nothing is printed. A skipped test and a file without tests count as disagreement: they saw nothing.
 
     Raises UsageError for a file that is not there, and the ConnectionFailed that ended the connection half way.
     """
@@ -104,7 +104,7 @@ def run_witnesses(
 
 
 class TransportBackend(BaseBackend):  # type: ignore[misc]  # testinfra ships no types
-    """testinfra's way to a host, over a connection that is already open. Every command runs as root."""
+    """A testinfra backend over a connection that is already open. Every command runs as root."""
 
     NAME = "lodger"
 
@@ -114,7 +114,7 @@ class TransportBackend(BaseBackend):  # type: ignore[misc]  # testinfra ships no
         self.lost: ConnectionFailed | None = None
 
     def run(self, command: str, *args: str, **_: Any) -> CommandResult:
-        """Run ``command`` with ``args`` quoted into it; any exit code is well, the spec judges it."""
+        """Run ``command`` with ``args`` quoted into it; any exit code is accepted, the spec judges it."""
         if self.lost:
             raise self.lost
         script = self.get_command(command, *args)
@@ -137,7 +137,7 @@ def _fixtures(values: Mapping[str, object]) -> ModuleType:
 
 
 class _Recorder:
-    """Runs specs once for each worker or neighbour that they ask for, and takes down what pytest reports."""
+    """Runs specs once for each worker or neighbour that they use, and records what pytest reports."""
 
     def __init__(self, names: Mapping[str, list[str]]) -> None:
         self._names = names
@@ -163,9 +163,9 @@ class _Recorder:
 
 
 def _arguments(files: Sequence[Path]) -> list[str]:
-    # No configuration, conftest or plugin of the surroundings has a say; nothing is written, printed or captured (to capture
-    # would be to swallow what other hosts' threads print meanwhile). testinfra's own plugin is the one that must never
-    # load: with it, a spec whose host is not given checks the local machine and agrees.
+    # No configuration, conftest or plugin from outside is used; nothing is written, printed or captured (capturing would
+    # hide what the threads of other hosts print meanwhile). testinfra's own plugin must never load: with it, a spec without
+    # a host checks the local machine and agrees.
     unwanted = ("testinfra", "terminal", "cacheprovider", "faulthandler", "logging", "threadexception", "unraisableexception")
     root = os.path.commonpath([file.resolve().parent for file in files])
     off = [word for plugin in (*unwanted, "warnings") for word in ("-p", f"no:{plugin}")]
@@ -177,7 +177,7 @@ def _arguments(files: Sequence[Path]) -> list[str]:
 
 @contextmanager
 def _left_as_found(files: Sequence[Path]) -> Iterator[None]:
-    """Take back what pytest leaves behind in this process: the specs as modules, and its marks in the environment."""
+    """Remove what pytest leaves in this process: the specs as modules, and its variables in the environment."""
     marks = ("PYTEST_CURRENT_TEST", "PYTEST_ADDOPTS", "PYTEST_PLUGINS")
     before = {mark: os.environ.pop(mark) for mark in marks if mark in os.environ}
     try:

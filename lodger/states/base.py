@@ -16,7 +16,7 @@ from lodger.host.ownership import Owner
 
 @dataclass(frozen=True)
 class Blocker:
-    """Why a state cannot be established. ``awaits`` names what an earlier state provides; "" makes it final."""
+    """Why a state cannot be established. ``awaits`` names what an earlier state will provide; "" makes it final."""
 
     what: str
     cause: str = ""
@@ -26,7 +26,7 @@ class Blocker:
 
 @dataclass(frozen=True)
 class Check:
-    """An action that is no command: ``run`` looks at what is served through the open connection.
+    """An action that is not a command: ``run`` checks what the host serves, through the open connection.
 
     It raises StateFailed when the check fails, and returns a line for the journal when it passes.
     """
@@ -43,7 +43,7 @@ Action = Command | Check
 
 @dataclass(frozen=True)
 class NoUndo:
-    """Nothing is put back, and why that is well."""
+    """Nothing is put back, for this reason."""
 
     reason: str
 
@@ -52,9 +52,9 @@ class State:
     """One condition. Subclasses say how it is read (``facts``), decided (``missing``) and established (``act``).
 
     ``name`` is unique within a run. ``deadline`` is how long (s) the condition may take to come true after the last
-    action; until then the facts are read again. ``stops`` names what the actions take down, for the ledger. ``only_waits``
-    says that it has no actions and that its deadline, before anything was begun, is a refusal; ``reboots`` that the host is
-    meant to boot while it is established.
+    action; until then the facts are read again. ``stops`` names what the actions take down, for the ledger. ``only_waits``:
+    it has no actions, and passing its deadline before the run changed anything is a refusal. ``reboots``: the host is expected
+    to reboot while it is established.
     """
 
     name: str
@@ -65,21 +65,21 @@ class State:
     reboots: bool = False
 
     def blockers(self, read: Facts) -> list[Blocker]:
-        """Return why this state could not be established now."""
+        """Return what makes it impossible to establish this state now."""
         del read
         return []
 
     def missing(self, read: Facts) -> str:
-        """Return what keeps the condition from holding, in words; "" when it holds."""
+        """Return why the condition does not hold, in words; "" when it holds."""
         raise NotImplementedError
 
     def act(self, read: Facts) -> Sequence[Action]:
-        """Return what establishes the condition from where ``read`` says the host is; nothing, where it can only be found."""
+        """Return the actions that establish the condition on a host that is as ``read``; none for a state that only looks."""
         del read
         return []
 
     def hopeless(self, read: Facts) -> str:
-        """Return why waiting any longer is no use, "" while there is hope."""
+        """Return why waiting longer cannot help, "" while the condition may still come true."""
         del read
         return ""
 
@@ -93,7 +93,7 @@ class State:
         return ""
 
     def remarks(self, read: Facts) -> list[str]:
-        """Return lines that whoever reads plan or report has to know of what establishing it means."""
+        """Return lines for plan and report about the effects of establishing it."""
         del read
         return []
 
@@ -108,17 +108,17 @@ class State:
         return frozenset()
 
     def undo(self, before: Facts, now: Facts) -> Sequence[Command] | NoUndo:
-        """Return what leads from ``now`` back to how ``before`` had it."""
+        """Return the commands that bring the host from ``now`` back to ``before``, or why there are none."""
         del before, now
         return NoUndo("it only looks")
 
     def undone(self, before: Facts, now: Facts) -> str:
-        """Return what still differs from ``before`` after the undo, "" when it is put back."""
+        """Return what still differs from ``before`` after the undo, "" when nothing does."""
         del before, now
         return ""
 
     def undo_hopeless(self, before: Facts, now: Facts) -> str:
-        """Return why it is no use to wait any longer for the undo to hold, "" while there is hope."""
+        """Return why waiting longer for the undo cannot help, "" while it may still come true."""
         del before, now
         return ""
 
@@ -129,11 +129,11 @@ class State:
 
 @dataclass(frozen=True)
 class Step:
-    """A state within a runbook: where it stands there, and the testinfra files that confirm it.
+    """A state within a runbook: its heading there, and the testinfra files that confirm it.
 
-    ``item`` is the service or neighbour it stands for, "" for the host. ``pools``: within each of them only one host at a time
-    restarts something; they are held from the first such state that acts to the one with ``frees_pools``. ``line`` is where
-    its block stands in the runbook.
+    ``item`` is the service or neighbour it is for, "" for the host. ``pools``: within each of them only one host at a time
+    restarts something; they are held from the first such state that acts to the one with ``frees_pools``. ``line`` is the line
+    of its block in the runbook.
     """
 
     state: State

@@ -13,7 +13,7 @@ from lodger.states.target import Target
 
 @state("dpkg_free")
 class DpkgFree(State):
-    """Nobody else installs packages: an unattended upgrade that runs is waited for, and then it is a refusal."""
+    """Nobody else installs packages: an unattended upgrade is waited for; when it does not end, the run is refused."""
 
     def __init__(self, goal: DriverGoal) -> None:
         """Take the goal."""

@@ -14,7 +14,7 @@ from lodger.host.ownership import Owner, declared, is_driver_daemon, is_ours, na
 from lodger.inventory import Host
 from lodger.states.base import Blocker
 
-PATIENCE = 600.0  # seconds that somebody else's apt or dpkg is waited for
+PATIENCE = 600.0  # seconds to wait for an apt or dpkg of somebody else
 INSTALL = 3600.0  # seconds for dpkg with a module built for the running kernel
 # No questions, and no needrestart: on Ubuntu servers it restarts whatever services it likes after each installation.
 QUIETLY = "export DEBIAN_FRONTEND=noninteractive NEEDRESTART_SUSPEND=1"
@@ -41,7 +41,7 @@ class DriverGoal:
         return (facts.DRIVER, DPKG)
 
     def loaded(self, read: Facts) -> str:
-        """Return in what the loaded driver is not the declared one, "" when module, library and GPUs agree."""
+        """Return how the loaded driver differs from the declared one, "" when module, library and GPUs agree."""
         driver = read[facts.DRIVER]
         if driver.loaded != self.version:
             return f"the kernel has {driver.loaded or 'no NVIDIA module'}, not {self.version}"
@@ -52,7 +52,7 @@ class DriverGoal:
         return "" if len(driver.gpus) == self.gpu_count else f"nvidia-smi shows {len(driver.gpus)} of {self.gpu_count} GPUs"
 
     def installed(self, read: Facts) -> str:
-        """Return in what the installed driver is not the declared one."""
+        """Return how the installed driver differs from the declared one."""
         dpkg = read[DPKG]
         for name in packages.stack(self.version):
             package = dpkg.packages.get(name)
@@ -61,17 +61,17 @@ class DriverGoal:
         return f"dpkg has unfinished work: {dpkg.complaint}" if dpkg.complaint else ""
 
     def held(self, read: Facts) -> str:
-        """Return which installed package of the driver the next upgrade of the host would take along."""
+        """Return the first package of the driver that the next upgrade of the host would change."""
         there = read[DPKG].packages
         free = [name for name in packages.stack(self.version) if name in there and not there[name].held]
         return f"{free[0]} is not held at its version" if free else ""
 
     def reached(self, read: Facts) -> bool:
-        """Whether all is done for which the GPUs have to be free: a hold is set while everybody works."""
+        """Whether everything is done that needs free GPUs; holding packages does not."""
         return not self.loaded(read) and not self.installed(read)
 
     def holders(self, read: Facts) -> list[tuple[facts.Process, Owner]]:
-        """Return everybody with a GPU open, each with its owner, but the driver's own daemons, which stop with it."""
+        """Return every process with a GPU open and its owner, without the driver's own daemons, which are stopped with it."""
         who = owners(read)
         return [
             (process, who[process.pid])
@@ -80,7 +80,7 @@ class DriverGoal:
         ]
 
     def strangers(self, read: Facts) -> list[Blocker]:
-        """Return who has a GPU open and is neither ours nor named in the inventory."""
+        """Return the processes with a GPU open that are neither ours nor in the inventory."""
         found = []
         for process, owner in self.holders(read):
             if runs_without_unit(process):
@@ -108,20 +108,20 @@ def driver_packages(read: Facts) -> list[Package]:
 
 
 def unload_script(kernel: packages.Kernel) -> str:
-    """Return sh that unloads what is loaded, the driver's own daemons first: packages and udev start them again at any time."""
+    """Return sh that stops the driver's daemons, which packages and udev start at any time, and unloads its modules."""
     order = packages.unload_order(kernel.modules)
     stop = quote(["systemctl", "stop", *nvidia.DAEMON_UNITS])
     return f"{stop} 2>/dev/null || true\n{quote(['rmmod', *order])}" if order else ":"
 
 
 def load_script(kernel: packages.Kernel) -> str:
-    """Return sh that loads all that ``kernel`` had on the driver, other people's modules too; what is loaded stays."""
+    """Return sh that loads every module that ``kernel`` had on the driver, those of others too; what is loaded stays."""
     order = packages.unload_order(kernel.modules)
     return quote(["modprobe", "-a", *reversed(order)]) if order else ":"
 
 
 def modules_differ(before: Facts, now: Facts) -> str:
-    """Return in what the loaded modules are not those of ``before``."""
+    """Return how the loaded modules differ from those of ``before``."""
     was, loaded = before[facts.DRIVER].loaded, now[facts.DRIVER].loaded
     if loaded != was:
         return f"the kernel has {loaded or 'no NVIDIA module'}, not {was or 'none'}"

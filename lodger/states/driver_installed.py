@@ -20,9 +20,9 @@ from lodger.states.target import Target
 
 @state("driver_installed")
 class DriverInstalled(State):
-    """The compute stack of the declared driver is installed and held, its module built for the running kernel, dpkg in order.
+    """The packages of the declared driver are installed and held, and its module is built for the running kernel.
 
-    What is loaded is not touched. The undo installs the old packages again and sees to it that their module is loaded.
+    The loaded module is not touched. The undo installs the old packages again and loads their module.
     """
 
     def __init__(self, goal: DriverGoal) -> None:
@@ -42,7 +42,7 @@ class DriverInstalled(State):
         return cls(target.driver)
 
     def missing(self, read: Facts) -> str:
-        """Return what is not installed, held or built, or what dpkg complains of."""
+        """Return what is not installed, built or held, or what dpkg has not finished."""
         return self._lacking(read) or self._goal.held(read)
 
     def _lacking(self, read: Facts) -> str:
@@ -52,11 +52,11 @@ class DriverInstalled(State):
         return "" if version in kernel.built else f"no module {version} is built for kernel {kernel.release}"
 
     def blockers(self, read: Facts) -> list[Blocker]:
-        """Return what of others would change: it came after the first look."""
+        """Return which packages of others would change: they may have appeared after the first look."""
         return self._others.blockers(read)
 
     def act(self, read: Facts) -> list[Command]:
-        """Return one detached step: conflicts out of the way, install, mend, hold; only the hold where nothing else lacks."""
+        """Return one detached step: remove conflicts, install, repair, hold; only the hold when nothing else is missing."""
         hold = quote(["apt-mark", "hold", *packages.stack(self._goal.version)])
         if not self._lacking(read):
             return [Command(hold, why=f"hold driver {self._goal.version}")]
@@ -87,7 +87,7 @@ dkms status"""
         return [detached("driver-install", script, why=f"install driver {self._goal.version}", timeout=INSTALL)]
 
     def undo(self, before: Facts, now: Facts) -> list[Command] | NoUndo:
-        """Return what brings the packages of before back, each by its own file, with their holds, and loads their module."""
+        """Return the commands that install the earlier packages from their files, hold them, and load their module."""
         if before[DPKG].packages == now[DPKG].packages and not now[DPKG].complaint and not modules_differ(before, now):
             return NoUndo("packages and modules are as they were")
         were, there = driver_packages(before), now[DPKG].packages
@@ -115,7 +115,7 @@ nvidia-smi"""
         return [detached("driver-undo", script, why="install the old driver again", timeout=INSTALL)]
 
     def undone(self, before: Facts, now: Facts) -> str:
-        """Return what of packages and loaded driver is not as before."""
+        """Return which package or module is not as before."""
         was, is_now = before[DPKG], now[DPKG]
         if is_now.complaint and not was.complaint:
             return f"dpkg has unfinished work: {is_now.complaint}"
@@ -128,7 +128,7 @@ nvidia-smi"""
 
 
 def _files(wanted: Sequence[Package], now: Facts) -> list[str]:
-    """Return the files in the cache that are the packages ``wanted``; raise StateFailed for one that is not there."""
+    """Return the files in the cache of the packages ``wanted``; raise StateFailed for one that is missing."""
     lost = [one for one in wanted if (one.name, one.version) not in now[CACHED]]
     if lost:
         what = f"the package to go back to, {lost[0].name} {lost[0].version}, is not in {CACHE}"

@@ -33,11 +33,11 @@ class DriverLoaded(State):
         return cls(target.driver)
 
     def missing(self, read: Facts) -> str:
-        """Return in what the loaded driver is not the declared one."""
+        """Return how the loaded driver differs from the declared one."""
         return self._goal.loaded(read)
 
     def act(self, read: Facts) -> list[Command]:
-        """Return one detached step: unload users first, load the new module and them, make device nodes, ask nvidia-smi."""
+        """Return one detached step: unload the old modules, load the new ones, make device nodes, run nvidia-smi."""
         before = stopped_by_run(read)[1] or read
         script = f"""set -e
 {unload_script(read[KERNEL])}
@@ -49,7 +49,7 @@ nvidia-smi"""
         return [detached("driver-load", script, why=f"load driver {self._goal.version}", timeout=300)]
 
     def evidence(self, read: Facts) -> str:
-        """Return who holds what: processes, and users of the modules."""
+        """Return the processes with a GPU open, and the users of the modules."""
         lines = [f"pid {process.pid} ({owner}): {' '.join(process.devices)}" for process, owner in self._goal.holders(read)]
         modules = read[KERNEL].modules
         lines += [
@@ -59,9 +59,9 @@ nvidia-smi"""
         return "\n".join(lines)
 
     def undo(self, before: Facts, now: Facts) -> list[Command] | NoUndo:
-        """Return the unloading of the new module; the old one is loaded once its packages are back.
+        """Return the command that unloads the new module; the old one is loaded once its packages are back.
 
-        Where the new packages were there before this run, none are put back: the new module stays, and all that was loaded.
+        When the new packages were there before this run, nothing is put back: the new module stays loaded.
         """
         if before[DPKG].packages == now[DPKG].packages:
             if not modules_gone(before, now):
@@ -72,7 +72,7 @@ nvidia-smi"""
         return [detached("driver-unload", unload_script(now[KERNEL]), why="unload the new module", timeout=120)]
 
     def undone(self, before: Facts, now: Facts) -> str:
-        """Return that the new module is still loaded, or that a module is not loaded again."""
+        """Return why it is not undone: the new module is still loaded, or a module is not loaded again."""
         if before[DPKG].packages == now[DPKG].packages:
             return modules_gone(before, now)
         return "the new module is still loaded" if now[facts.DRIVER].loaded == self._goal.version else ""

@@ -1,4 +1,4 @@
-"""What the services of a host are stopped for: a driver, or a reboot. Once it is reached, everybody may come back."""
+"""What the services of a host are stopped for: a driver, or a reboot. Once it is reached, they may start again."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ class Goal(Protocol):
         ...
 
     def reached(self, read: Facts) -> bool:
-        """Whether all is done that needs free GPUs."""
+        """Whether everything is done that needs free GPUs."""
         ...
 
 
 class Never:
-    """No goal: what is stopped stays stopped until somebody says otherwise."""
+    """No goal: what is stopped stays stopped until it is resumed."""
 
     reads: tuple[Fact[Any], ...] = ()
 

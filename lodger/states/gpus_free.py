@@ -1,4 +1,4 @@
-"""A worker's GPUs are its own."""
+"""A worker's GPUs are free for it."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from lodger.states.service_base import UP, ServiceState
 from lodger.states.target import Target
 
 Promised = Callable[[int], int]
-"""GPU -> memory of it (MiB) that neighbours keep while workers serve: Host.reserved_mib."""
+"""GPU -> memory (MiB) that neighbours may use while workers serve: Host.reserved_mib."""
 
 
 @state("gpus_free", each="worker", needs_running=True)
 class GpusFree(ServiceState):
-    """The worker's GPUs are its own: the right configuration runs on them already, or nobody but declared neighbours is there.
+    """The worker's GPUs are free for it: its configuration runs on them already, or only declared neighbours use them.
 
-    The engine sizes its pools from the memory free at its start, and says nothing when that is too little, so the
-    memory of a predecessor must really be gone. What may stay is what the neighbours were promised.
+    The engine sizes its pools from the memory that is free at its start, and does not say when that is too little. So the
+    memory of an earlier process must really be free; only what the inventory reserves for neighbours may be in use.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class GpusFree(ServiceState):
         return cls(item, target.host.name, neighbours=target.shares_gpus, promised=promised, replaced=target.replaced)
 
     def _strangers(self, read: Facts) -> list[tuple[facts.Process, Owner]]:
-        """Return who is on these GPUs and is neither us nor a declared neighbour."""
+        """Return the processes on these GPUs that are neither ours nor of a declared neighbour."""
         who = owners(read)
         own = self._container(read)
         found = []
@@ -67,7 +67,7 @@ class GpusFree(ServiceState):
         return found
 
     def blockers(self, read: Facts) -> list[Blocker]:
-        """Return who is on the GPUs, or on the port, without being named in the inventory."""
+        """Return what uses the GPUs or the port and is not in the inventory."""
         found = []
         for process, owner in self._strangers(read):
             if owner.kind == "unit" and is_ours(owner, read, self.host):
@@ -79,7 +79,7 @@ class GpusFree(ServiceState):
         return [*found, *self._port_taken(read)]
 
     def missing(self, read: Facts) -> str:
-        """Return who or what is still on the GPUs."""
+        """Return what is still on the GPUs."""
         if self._runs_this(read):
             return ""
         if self._runs(read):
@@ -97,7 +97,7 @@ class GpusFree(ServiceState):
         return [self.service.unit] if self._runs(read) and not self._runs_this(read) else []
 
     def act(self, read: Facts) -> list[Command]:
-        """Return the stop of our own outdated worker; of anybody else, nothing."""
+        """Return the stop of our own outdated worker; nobody else is stopped."""
         unit = read[self._unit]
         if self._runs(read) or (unit is not None and unit.active in UP):
             why = f"stop {self.service.name} after its running requests"

@@ -35,7 +35,7 @@ class GpusReleased(State):
         return next((f"pid {process.pid} ({owner}) still has a GPU open" for process, owner in self._goal.holders(read)), "")
 
     def blockers(self, read: Facts) -> list[Blocker]:
-        """Return who is neither ours nor named: they came after the first look."""
+        """Return processes that are neither ours nor in the inventory: they may have started after the first look."""
         return self._goal.strangers(read) if self.missing(read) else []
 
     def act(self, read: Facts) -> list[Command]:

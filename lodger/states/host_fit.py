@@ -1,4 +1,4 @@
-"""Whether a host can carry what is meant for it: only looks, and refuses early."""
+"""Whether a host can run what the inventory says: it only looks, and refuses early."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _ROOM = 64 * 1024 * 1024  # bytes that must be free below our own folders: files
 
 @state("host_fit")
 class HostFit(State):
-    """The tools, the driver, the GPUs and the room that everything after this needs are there."""
+    """The tools, the driver, the GPUs and the room that a deploy needs are there."""
 
     def __init__(self, *, driver: str, gpu_count: int, gpu_memory: int, cuda: str = "", host: str = "NAME") -> None:
         self.name, self._host = "host_fit", host
@@ -39,7 +39,7 @@ class HostFit(State):
         )
 
     def missing(self, read: Facts) -> str:
-        """Return the first blocker: this state cannot be established, only found."""
+        """Return the first blocker: this state only looks."""
         return next((blocker.what for blocker in self.blockers(read)), "")
 
     def blockers(self, read: Facts) -> list[Blocker]:

@@ -1,4 +1,4 @@
-"""The key of a pool stands on the host, readable by root alone, and with it those that earlier releases ask for."""
+"""The key of a pool is on the host, readable by root only, and so are the keys that earlier releases need."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from lodger.states.target import Target
 
 @state("key_in_place", each="key")
 class KeyInPlace(State):
-    """The file with the header that a pool's workers and routers ask for, and the link by which curl on the host finds it.
+    """The file with the header that a pool's workers and routers require, and the link by which curl on the host finds it.
 
-    Each release names its key's file by its mark, so that going back to it brings its key back.
+    The name of the file has the mark of the key, and each release uses that name: a rollback uses its own key again.
     """
 
     def __init__(self, key: ApiKey) -> None:
-        """Take the key; without its secret it is one that the host has."""
+        """Take the key; one without a secret must already be on the host."""
         self.name = f"key_in_place({key.pool})"
         self._key, self._link = key, paths.key(key.pool)
         self._fact = held_keys_fact(key.pool)
@@ -43,14 +43,14 @@ class KeyInPlace(State):
         return "" if access == "600 root" else f"{self._path(mark)} can be read by others"
 
     def missing(self, read: Facts) -> str:
-        """Return that there is no key, another one, or one that others can read."""
+        """Return why it does not hold: there is no key, another one, or one that others can read."""
         wrong = self._stored(read)
         return wrong or (
             "" if key_in_use(read[self._fact]) == self._key.mark else f"pool {self._key.pool} still uses another key"
         )
 
     def blockers(self, read: Facts) -> list[Blocker]:
-        """Return that the key of an earlier release is gone."""
+        """Return a blocker when the key of an earlier release is no longer on the host."""
         if self._key.secret is not None or not self._stored(read):
             return []
         what = f"the key of pool {self._key.pool} that the earlier release needs is not on the host"
@@ -58,7 +58,7 @@ class KeyInPlace(State):
         return [Blocker(what, f"{self._path(self._key.mark)} is missing or holds another key", hint)]
 
     def act(self, read: Facts) -> list[Command]:
-        """Return the writing of the key, and the link to it. The key that was in use stays, for an undo and a rollback."""
+        """Return the commands that write the key and link to it. The key that was in use stays, for an undo and a rollback."""
         held = read[self._fact]
         keep, path = key_in_use(held), self._path(self._key.mark)
         commands = []
@@ -76,7 +76,7 @@ class KeyInPlace(State):
         return Command(script, why=f"use this key of pool {self._key.pool}")
 
     def undo(self, before: Facts, now: Facts) -> list[Command] | NoUndo:
-        """Return what lets the earlier key be used again, or removes link and file."""
+        """Return the commands that use the earlier key again, or remove link and file."""
         if before[self._fact] == now[self._fact]:
             return NoUndo("the key is as it was")
         was = key_in_use(before[self._fact])
@@ -85,7 +85,7 @@ class KeyInPlace(State):
         return [back, Command(f"{quote(['rm', '-f', *extra])}; {paths.REMOVE_NO_KEYS}", why="remove the key")]
 
     def undone(self, before: Facts, now: Facts) -> str:
-        """Return that the key in use is not the earlier one."""
+        """Return why it is not undone: the key in use is not the earlier one."""
         return (
             ""
             if key_in_use(before[self._fact]) == key_in_use(now[self._fact])

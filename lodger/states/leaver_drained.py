@@ -26,11 +26,11 @@ class LeaverDrained(WorkerDrained):
         return cls(item, target.host.name, PoolPlace.of(target, item))
 
     def remarks(self, read: Facts) -> list[str]:
-        """Return nothing: it is not waited for."""
+        """Return nothing: the service does not come back."""
         del read
         return []
 
     def blockers(self, read: Facts) -> list[Blocker]:
-        """Return nothing: who leaves need not agree with who stays."""
+        """Return nothing: a service that is removed need not match the rest of the pool."""
         del read
         return []

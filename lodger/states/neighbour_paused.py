@@ -33,12 +33,12 @@ class NeighbourPaused(State):
         return cls(item.kind, item.name, target.goal.reached, target.goal.reads)
 
     def missing(self, read: Facts) -> str:
-        """Return that it runs."""
+        """Return why it does not hold: it is running."""
         now = self._reading.of(read)
         return f"{now.name} is running" if now is not None and now.active and not self._reached(read) else ""
 
     def blockers(self, read: Facts) -> list[Blocker]:
-        """Return that it could not be put back."""
+        """Return a blocker when it could not be started again."""
         return self._reading.blockers(read)
 
     def stops(self, read: Facts) -> list[str]:
@@ -52,7 +52,7 @@ class NeighbourPaused(State):
         return now.stop() if now is not None else []
 
     def touched(self, read: Facts) -> frozenset[Owner]:
-        """Return under which names it may change."""
+        """Return the owners that it may stop or start."""
         now = self._reading.of(read)
         return now.owners() if now is not None else frozenset()
 
@@ -63,10 +63,10 @@ class NeighbourPaused(State):
         return was.start() if was is not None and was.active else NoUndo("it did not run")
 
     def undone(self, before: Facts, now: Facts) -> str:
-        """Return what does not run again."""
+        """Return what is not running again."""
         return not_running(self._reading.of(before), self._reading.of(now))
 
     def undo_hopeless(self, before: Facts, now: Facts) -> str:
-        """Return that it was started again and has ended for good."""
+        """Return why waiting cannot help: it was started again and its manager gave up."""
         del before
         return self._reading.gave_up(now)

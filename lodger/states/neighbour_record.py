@@ -1,4 +1,4 @@
-"""The record of a replaced neighbour, and what both directions share."""
+"""The record of a replaced neighbour, and what replacing and restoring share."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from lodger.states.neighbour_status import NeighbourFacts, NeighbourStatus
 
 
 class RecordedNeighbour(State):
-    """What both directions share: the reading, the record, and who may be touched."""
+    """What replacing and restoring share: the facts, the record, and the owners that may be touched."""
 
     def __init__(self, kind: str, name: str) -> None:
         self._kind, self._name = kind, name
@@ -27,7 +27,7 @@ class RecordedNeighbour(State):
         return self._reading.of(read)
 
     def touched(self, read: Facts) -> frozenset[Owner]:
-        """Return under which names it may change: the unit, the container, or the project's containers."""
+        """Return the owners that it may stop or start: the unit, the container, or the project's containers."""
         now = self._now(read)
         return now.owners() if now is not None else frozenset()
 

@@ -1,4 +1,4 @@
-"""A neighbour is stopped and disabled; a record says how it stood."""
+"""A neighbour is stopped and disabled; a record says how it ran before."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from lodger.states.target import Target
 
 @state("neighbour_replaced", each="replaced neighbour", undo_brings_back=True)
 class NeighbourReplaced(RecordedNeighbour):
-    """The neighbour is stopped and does not start by itself; a record on the host says how it stood."""
+    """The neighbour is stopped and does not start by itself; a record on the host says how it ran before."""
 
     def __init__(self, kind: str, name: str) -> None:
         """Take the neighbour's ``kind`` (unit, container, compose) and the ``name`` its manager calls it."""
@@ -34,14 +34,14 @@ class NeighbourReplaced(RecordedNeighbour):
         return cls(item.kind, item.name)
 
     def missing(self, read: Facts) -> str:
-        """Return that the neighbour runs, or would run again."""
+        """Return why it does not hold: the neighbour is running or enabled."""
         now = self._now(read)
         if now is None or now.out_of_the_way:
             return ""
         return f"{self._name} is {'running' if now.active else 'enabled'}"
 
     def blockers(self, read: Facts) -> list[Blocker]:
-        """Return that it could not be put back."""
+        """Return a blocker when it could not be started again."""
         return self._reading.blockers(read)
 
     def stops(self, read: Facts) -> list[str]:
@@ -50,7 +50,7 @@ class NeighbourReplaced(RecordedNeighbour):
         return [f"{self._kind} {self._name}"] if now is not None and now.active else []
 
     def act(self, read: Facts) -> list[Command]:
-        """Return the record of how it stands (the first one stays), then stop and disable."""
+        """Return the commands that record how it runs (an earlier record stays), then stop and disable it."""
         now = self._now(read)
         if now is None:
             return []
@@ -61,20 +61,20 @@ class NeighbourReplaced(RecordedNeighbour):
         return [*([] if known else [note]), *now.take_down()]
 
     def undo(self, before: Facts, now: Facts) -> list[Command] | NoUndo:
-        """Return what brings the neighbour back to how it stood before."""
+        """Return the commands that start and enable the neighbour as before."""
         del now
         was = self._now(before)
         if was is None:
             return NoUndo("it was not there")
         if before[facts.DEPLOYED].record(self._record) is not None:
-            return was.bring_back()  # an earlier run's record: it is owed until the last rollback
+            return was.bring_back()  # an earlier run's record: the last rollback needs it
         return [*was.bring_back(), run("rm", "-f", f"{paths.VAR}/{self._record}", why="remove its record")]
 
     def undone(self, before: Facts, now: Facts) -> str:
-        """Return what of the neighbour is not back."""
+        """Return what of the neighbour is not as before."""
         return not_back(self._now(before), self._now(now))
 
     def undo_hopeless(self, before: Facts, now: Facts) -> str:
-        """Return that it was started again and has ended for good."""
+        """Return why waiting cannot help: it was started again and its manager gave up."""
         was = self._now(before)
         return self._reading.gave_up(now) if was is not None and was.active else ""

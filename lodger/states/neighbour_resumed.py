@@ -37,7 +37,7 @@ class NeighbourResumed(State):
         return self._reading.of(before) if before is not None and self._id in stopped else None
 
     def missing(self, read: Facts) -> str:
-        """Return what does not run again."""
+        """Return what is not running again."""
         _, before = stopped_by_run(read)
         was = self._was(read)
         return not_running(was, self._reading.of(read)) or without_gpu(was, before, read)
@@ -48,18 +48,18 @@ class NeighbourResumed(State):
         return was.start() if was is not None else []
 
     def touched(self, read: Facts) -> frozenset[Owner]:
-        """Return under which names it may change."""
+        """Return the owners that it may stop or start."""
         now = self._reading.of(read)
         return now.owners() if now is not None else frozenset()
 
     def undo(self, before: Facts, now: Facts) -> list[Command] | NoUndo:
-        """Return the stop: the GPUs are needed once more, to go back."""
+        """Return the stop: the undo of earlier states needs its GPUs."""
         del before
         standing = self._reading.of(now)
         return standing.stop() if standing is not None and standing.active else NoUndo("it does not run")
 
     def undone(self, before: Facts, now: Facts) -> str:
-        """Return that it still runs."""
+        """Return why it is not undone: it is still running."""
         del before
         standing = self._reading.of(now)
         return f"{standing.name} is still running" if standing is not None and standing.active else ""

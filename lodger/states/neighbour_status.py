@@ -14,15 +14,15 @@ from lodger.states.base import Blocker
 
 PROJECT = "com.docker.compose.project"
 _UP = {"active", "activating", "reloading"}
-_STOP = 300.0  # seconds that a manager may take to stop or start a service of others
+_STOP = 300.0  # seconds that a manager may take to stop or start a neighbour
 
 
 @dataclass(frozen=True)
 class NeighbourStatus:
-    """How a neighbour stands.
+    """Whether a neighbour is running and enabled.
 
-    ``enabled`` says that it starts by itself. ``members`` are what its manager calls its parts, each with its restart policy
-    (containers) or with nothing (programs of a group); those in ``running`` are up. A unit has neither.
+    ``enabled``: it starts by itself. ``members`` are the names of its containers, each with its restart policy, or of the
+    programs of its group, each with ""; those in ``running`` are up. A unit has neither.
     """
 
     kind: str
@@ -48,7 +48,7 @@ class NeighbourStatus:
         return [run("docker", "stop", "-t", "60", *parts, why=why, timeout=60.0 * len(parts) + 60)] if parts else []
 
     def start(self) -> list[Command]:
-        """Return what starts again all that runs in this standing; starting what runs changes nothing."""
+        """Return the commands that start everything that was running; starting what runs already changes nothing."""
         why = f"start {self.name} again"
         if self.kind in _SYSTEMCTL:
             return [run(*_systemctl(self), "start", _unit(self), why=why, timeout=_STOP)] if self.active else []
@@ -73,7 +73,7 @@ class NeighbourStatus:
         ]
 
     def bring_back(self) -> list[Command]:
-        """Return what makes it stand like this again after :meth:`take_down`."""
+        """Return the commands that enable and start it as before :meth:`take_down`."""
         if self.kind in _SYSTEMCTL:
             enable = run(*_systemctl(self), "enable", _unit(self), why=f"enable {self.name} again")
             return [*([enable] if self.enabled else []), *self.start()]
@@ -84,7 +84,7 @@ class NeighbourStatus:
         return [*policies, *self.start()]
 
     def owners(self) -> frozenset[Owner]:
-        """Return under which names its processes are found."""
+        """Return the owners of its processes."""
         kind = "container" if self.kind == "compose" else self.kind
         return frozenset(Owner(kind, name) for name in (self.members or [self.name]))
 
@@ -119,11 +119,11 @@ class NeighbourFacts:
         self.fact, self._parse = choice[kind]
 
     def of(self, read: Facts) -> NeighbourStatus | None:
-        """Return how the neighbour stands, None when the host has no such thing."""
+        """Return the status of the neighbour, None when it does not exist on the host."""
         return self._parse(read[self.fact])
 
     def blockers(self, read: Facts) -> list[Blocker]:
-        """Return that a stop would be the end of it: nothing would be left to start again."""
+        """Return a blocker when it could not be started again after a stop."""
         found = read[self.fact]
         if isinstance(found, facts.Unit) and found.file_state == "transient":
             cause = "it was started with systemd-run and has no unit file"
@@ -135,7 +135,7 @@ class NeighbourFacts:
         return [Blocker(f"{self.name} could not be started again once it is stopped", cause, hint)]
 
     def gave_up(self, read: Facts) -> str:
-        """Return that its manager starts it no more, "" where none says so."""
+        """Return why its manager will not start it again, "" when it may."""
         found = read[self.fact]
         return found.given_up if isinstance(found, facts.Unit) else ""
 
@@ -169,14 +169,14 @@ class NeighbourFacts:
 
 
 def not_back(was: NeighbourStatus | None, now: NeighbourStatus | None) -> str:
-    """Return what of ``was`` is not there again, "" when all of it is."""
+    """Return what of ``was`` is not back, "" when all of it is."""
     if was is None:
         return ""
     if now is None:
         return f"{was.name} no longer exists"
     if was.kind in _SYSTEMCTL and (now.active, now.enabled) != (was.active, was.enabled):
         return f"{was.name} is not as before (running: {was.active}, enabled: {was.enabled})"
-    for name, policy in was.members.items():  # what its owner added meanwhile is nobody's debt
+    for name, policy in was.members.items():  # what its owner added meanwhile does not matter
         if name not in now.members:
             return f"{name} no longer exists"
         if now.members[name] != policy:

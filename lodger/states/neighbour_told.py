@@ -16,7 +16,7 @@ class NeighbourTold(Told):
     """The people behind a neighbour that was paused know that it is over."""
 
     def __init__(self, name: str, command: str) -> None:
-        """Take the neighbour's name, and the command that tells (run by sh with WHEN and MINUTES set)."""
+        """Take the neighbour's name, and the command that sends the message (run by sh with WHEN and MINUTES set)."""
         super().__init__(name, command, 0)
         self.name = f"neighbour_told({name})"
 
@@ -28,11 +28,11 @@ class NeighbourTold(Told):
         return cls(item.name, item.warn.command)
 
     def missing(self, read: Facts) -> str:
-        """Return that they know of the pause alone."""
+        """Return why it does not hold: they only know that the pause begins."""
         return "" if self._told(read) is None else f"the people behind {self._neighbour} do not know yet that its pause is over"
 
     def act(self, read: Facts) -> list[Command]:
-        """Return word of it, and the end of the record."""
+        """Return the commands that tell them, and remove the record."""
         del read
         return self._tell_after()
 

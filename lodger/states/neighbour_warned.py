@@ -1,4 +1,4 @@
-"""The people behind a neighbour were told before it is paused."""
+"""The people behind a neighbour were warned before it is paused."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from lodger.states.target import Target
 
 
 class Told(State):
-    """What telling people before and after a pause shares: the command, and the record that says when they were told.
+    """What the messages before and after a pause share: the command, and the record that says when people were warned.
 
-    The record holds the host's clock (s since 1970) at the end of the warning. It is spent once they are told that the
-    pause is over, whatever became of the run.
+    The record holds the host's clock (s since 1970) at the end of the warning. It is removed once people are told that the
+    pause is over, even after a failed run.
     """
 
     def __init__(self, name: str, command: str, minutes: int) -> None:
@@ -28,17 +28,17 @@ class Told(State):
         self.facts: tuple[Fact[Any], ...] = (facts.DEPLOYED,)
 
     def _told(self, read: Facts) -> float | None:
-        """Return when they were told before a pause whose end they do not know of yet, None where they were not."""
+        """Return when they were warned of a pause whose end they do not know yet, None when they were not."""
         record = read[facts.DEPLOYED].files.get(self._path)
         if record is None:
             return None
         try:
             return float(record.content)
         except ValueError:
-            return 0.0  # of an older Lodger, or of nobody: told, and a long time ago
+            return 0.0  # a record of an older Lodger, or a broken one: warned, a long time ago
 
     def _tell_after(self) -> list[Command]:
-        """Return word that it is over, and the end of the record. That it cannot be told undoes nothing."""
+        """Return the commands that tell them the pause is over, and remove the record. A failing message fails nothing."""
         told = f"timeout 100 {telling('after', 0, self._command)}"
         return [
             Command(
@@ -49,16 +49,16 @@ class Told(State):
 
 
 def telling(when: str, minutes: int, command: str) -> str:
-    """Return sh that runs the command with which people are told."""
+    """Return sh that runs the command that sends the message."""
     return quote(["env", f"WHEN={when}", f"MINUTES={minutes}", "sh", "-c", command])
 
 
 @state("neighbour_warned", each="warned neighbour")
 class NeighbourWarned(Told):
-    """The people behind a neighbour were told by this run, or the one it goes on from, so many minutes before it is paused."""
+    """The people behind a neighbour were warned ``minutes`` before its pause, by this run or the one it continues."""
 
     def __init__(self, name: str, command: str, minutes: int, reached: Reached, reads: Sequence[Fact[Any]]) -> None:
-        """Take the neighbour's name, the command that tells (run by sh with WHEN and MINUTES set), and how long before."""
+        """Take the neighbour's name, the command that warns (run by sh with WHEN and MINUTES set), and how long before."""
         super().__init__(name, command, minutes)
         self.name = f"neighbour_warned({name})"
         self._reached = reached
@@ -71,7 +71,7 @@ class NeighbourWarned(Told):
         return cls(item.name, item.warn.command, item.warn.minutes, target.goal.reached, target.goal.reads)
 
     def missing(self, read: Facts) -> str:
-        """Return that nobody was told since this run began: what an earlier one said was of another pause."""
+        """Return why it does not hold: nobody was warned since this run began; an earlier warning was for another pause."""
         _, before = stopped_by_run(read)
         told = self._told(read)
         if self._reached(read) or (before is not None and told is not None and told >= before[facts.MACHINE].clock):
@@ -79,7 +79,7 @@ class NeighbourWarned(Told):
         return f"the people behind {self._neighbour} are not warned yet; its pause begins {self._minutes} minutes later"
 
     def act(self, read: Facts) -> list[Command]:
-        """Return the telling, the wait, and the note that it was done."""
+        """Return the commands that warn, wait, and record the warning."""
         del read
         path, folder = quote([self._path]), quote([self._path.rpartition("/")[0]])
         note = f"mkdir -p {folder} && date +%s > {path}.new && sync {path}.new && mv -f {path}.new {path}"
@@ -97,11 +97,11 @@ class NeighbourWarned(Told):
         ]
 
     def undo(self, before: Facts, now: Facts) -> list[Command] | NoUndo:
-        """Return word that it is over: by now everybody is back."""
+        """Return the commands that tell them the pause is over: the undo has started everything again."""
         del before
         return self._tell_after() if self._told(now) is not None else NoUndo("nobody was warned")
 
     def undone(self, before: Facts, now: Facts) -> str:
-        """Return that they do not know yet."""
+        """Return why it is not undone: they do not know that the pause is over."""
         del before
         return "" if self._told(now) is None else f"the people behind {self._neighbour} do not know that its pause is over"

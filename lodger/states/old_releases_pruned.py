@@ -21,7 +21,7 @@ KEPT = 3  # releases kept on a host, the current one among them
 
 @state("old_releases_pruned")
 class OldReleasesPruned(State):
-    """Only the newest releases are kept, of the images that Lodger pulled those that they use, and the keys they ask for."""
+    """Only the newest releases are kept, with their keys, and with those of their images that Lodger pulled."""
 
     def __init__(self, release: str) -> None:
         """Take the release that is current when this state is established ("" for none: nothing of ours is kept)."""
@@ -36,7 +36,7 @@ class OldReleasesPruned(State):
         return cls(target.release.id)
 
     def _kept(self, deployed: Deployed) -> list[str]:
-        """Return the releases to keep, oldest first: the last ones of the history that are still there, each once."""
+        """Return the releases to keep, oldest first: the last ones in the history that are on the host, each once."""
         kept: list[str] = []
         for release in reversed(deployed.history):
             if release in deployed.stored and release not in kept and len(kept) < KEPT:
@@ -44,7 +44,7 @@ class OldReleasesPruned(State):
         return kept[::-1]
 
     def missing(self, read: Facts) -> str:
-        """Return what is too many."""
+        """Return the first release or key that is no longer needed."""
         deployed = read[facts.DEPLOYED]
         kept = self._kept(deployed)
         extra = sorted(set(deployed.stored) - set(kept))
@@ -54,14 +54,14 @@ class OldReleasesPruned(State):
         return f"no release needs the key {keys[0]}" if keys else ""
 
     def act(self, read: Facts) -> list[Command]:
-        """Return the removal of old releases, of their lines in the history, and of images that nothing kept uses."""
+        """Return the commands that remove old releases, their lines in the history, and images that no kept release uses."""
         deployed = read[facts.DEPLOYED]
         kept = self._kept(deployed)
         extra = sorted(set(deployed.stored) - set(kept))
         commands = []
         if kept:
-            # Before the removal: cut off in between, no later rollback is sent to a release that is gone. Two lines that
-            # only a removed one kept apart become one, since a rollback between equals would change nothing.
+            # The history first: a run that is cut off in between leaves no line for a release that is gone. Equal lines that
+            # stand together after the removal become one: a rollback between them would change nothing.
             lines = [item for item, _ in itertools.groupby(item for item in deployed.history if item in kept)]
             text = "".join(f"{item}\n" for item in lines)
             commands.append(paths.write(paths.HISTORY, text, why="record which releases are kept"))
@@ -101,7 +101,7 @@ def _images(deployed: Deployed, releases: Iterable[str]) -> set[str]:
 
 
 def _keys_of_nobody(deployed: Deployed, kept: Iterable[str]) -> list[str]:
-    """Return the files with keys that no kept release names; none where a release cannot say which it asks for."""
+    """Return the key files that no kept release needs; none when the manifest of one cannot be read."""
     try:
         asked = [service for release in kept for service in services(deployed, release).values() if service.key]
     except Refused:

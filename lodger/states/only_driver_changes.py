@@ -1,4 +1,4 @@
-"""An installation would change packages of the driver alone."""
+"""An installation would change only packages of the driver."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from lodger.states.target import Target
 
 @dataclass(frozen=True)
 class FileConflict:
-    """A file that the package ``owner`` has and ``new`` brings; ``declared``: the new one says that it replaces the owner."""
+    """A file of the package ``owner`` that ``new`` contains too; ``declared``: ``new`` says that it replaces ``owner``."""
 
     owner: str
     new: str
@@ -28,7 +28,7 @@ def _conflicts(text: str) -> tuple[FileConflict, ...]:
     found = []
     for line in text.splitlines():
         owner, provides, new, replaces, path = line.split("|", 4)
-        # A relation with a version in it may not hold, so that it counts as none.
+        # A relation with a version may not apply here, so it does not count.
         called = {owner, *(word.partition("(")[0].strip() for word in provides.split(","))}
         declared = (called & {word.strip() for word in replaces.split(",")}) - {""}
         found.append(FileConflict(owner, new, path, bool(declared)))
@@ -36,9 +36,9 @@ def _conflicts(text: str) -> tuple[FileConflict, ...]:
 
 
 def conflicts_fact(version: str) -> Fact[tuple[FileConflict, ...]]:
-    """Return the fact which files of the downloaded packages of driver ``version`` another package owns.
+    """Return the fact of which files in the downloaded packages of driver ``version`` belong to another package.
 
-    dpkg stops at each whose package the new one does not replace.
+    dpkg stops at such a file, unless the new package replaces the other one.
     """
     snippet = rf"""for deb in {CACHE}/*.deb; do
     [ -e "$deb" ] || continue
@@ -56,7 +56,7 @@ true"""
 
 @state("only_driver_changes")
 class OnlyDriverChanges(State):
-    """What is installed takes the place of packages of the driver, and of nothing else."""
+    """The installation replaces packages of the driver, and no others."""
 
     def __init__(self, goal: DriverGoal) -> None:
         """Take the goal."""
@@ -77,7 +77,7 @@ class OnlyDriverChanges(State):
         return next((blocker.what for blocker in self.blockers(read)), "")
 
     def blockers(self, read: Facts) -> list[Blocker]:
-        """Return every package that apt would change, or whose files are in the way, and that is not of the driver."""
+        """Return every package that is not of the driver and that apt would change, or whose files conflict."""
         if self._goal.reached(read):
             return []
         found = []

@@ -1,4 +1,4 @@
-"""The new driver's packages are on the host, and those of the old one too."""
+"""The packages of the new driver and of the old one are on the host."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from lodger.states.target import Target
 
 @state("packages_cached")
 class PackagesCached(State):
-    """The new packages are on the host, and so are those they take the place of, which the undo needs."""
+    """The new packages are on the host, and so are those that they replace, which the undo needs."""
 
     def __init__(self, goal: DriverGoal) -> None:
         """Take the goal."""
@@ -35,12 +35,12 @@ class PackagesCached(State):
         return cls(target.driver)
 
     def _new(self, read: Facts) -> dict[str, str]:
-        """Return what is installed: the stack, and what apt adds to it."""
+        """Return what will be installed: the driver's packages, and what apt adds to them."""
         added = {change.name: change.then for change in read[self._simulation].changes if change.then}
         return added | read[self._candidates]
 
     def _old(self, read: Facts) -> list[Package]:
-        """Return what was installed before this run, or the one it goes on from, and the new packages take the place of."""
+        """Return the packages from before this run, or the one it continues, that the new ones replace."""
         changed = {change.name for change in read[self._simulation].changes if change.now}
         return [
             one
@@ -67,7 +67,7 @@ class PackagesCached(State):
         return next((f"{name} {version}, which an undo needs, is not downloaded" for name, version in old.items()), "")
 
     def act(self, read: Facts) -> list[Command]:
-        """Return both downloads, the way back first, and the removal of what neither way needs; nothing is installed."""
+        """Return both downloads, the old packages first, and the removal of files that nobody needs; nothing is installed."""
         new, old = self._lacking(read)
         needed = {*self._new(read).items(), *((one.name, one.version) for one in self._old(read))}
         needed |= {(one.name, one.version) for one in read[DPKG].packages.values()}

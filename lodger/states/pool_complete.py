@@ -16,13 +16,13 @@ from lodger.states.target import Target
 
 @state("pool_complete", each="router")
 class PoolComplete(State):
-    """The router lists the workers of its pool that serve, all of them and nobody else, and sends requests to some.
+    """The router lists the workers of its pool that serve, all of them and no others, and sends requests to some.
 
-    Its file says the same. With nobody who serves, all of them paused say, there is nobody to send requests to.
+    When no worker serves, for example because all are paused, it need not send requests.
     """
 
     def __init__(self, roll: RouterMembers) -> None:
-        """Take who is to stand behind the router."""
+        """Take the members that the router should list."""
         self.name = "pool_complete"
         self._roll = roll
         self._names = {member.url: member.name for member in roll.members}
@@ -37,7 +37,7 @@ class PoolComplete(State):
         return cls(RouterMembers.of(target, item))
 
     def _differs(self, read: Facts) -> tuple[list[str], list[str]]:
-        """Return who is listed and should not be, and who serves and is not listed."""
+        """Return the URLs that are listed and should not be, and those that serve and are not listed."""
         listed = read[self._rotation][self._roll.router]
         if listed is None or isinstance(listed, OtherKey):
             return [], []
@@ -47,7 +47,7 @@ class PoolComplete(State):
         return [url for url in self._names if read[self._identities][url]]
 
     def missing(self, read: Facts) -> str:
-        """Return the first stranger, the first worker that is not there, or that all of them count as dead."""
+        """Return the first listed URL that is not a worker, the first worker not listed, or that no worker is healthy."""
         for blocker in self.blockers(read):
             return blocker.what
         strangers, absent = self._differs(read)
@@ -63,11 +63,11 @@ class PoolComplete(State):
         return ""
 
     def blockers(self, read: Facts) -> list[Blocker]:
-        """Return the workers that ask for another key: the router would get nothing from them."""
+        """Return the workers that require another key: they would refuse the router."""
         return self._roll.pool_key.conflicts(read, read[self._identities], self._roll.members)
 
     def act(self, read: Facts) -> list[Command]:
-        """Return who leaves and who joins."""
+        """Return the commands that remove and add workers in the router's list."""
         strangers, absent = self._differs(read)
         router, key = self._roll.router, self._roll.pool_key.header
         return [
@@ -76,6 +76,6 @@ class PoolComplete(State):
         ]
 
     def undo(self, before: Facts, now: Facts) -> NoUndo:
-        """Leave it: the list belongs to the router's process, and its workers decide for themselves when they leave."""
+        """Leave it: the list is in the router's process only, and the states of the workers take them out."""
         del before, now
         return NoUndo("the next deploy of the router writes its list again")

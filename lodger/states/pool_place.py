@@ -1,4 +1,4 @@
-"""Where a worker stands in its pool, who stands behind a router, and the key they ask for."""
+"""The place of a worker in its pool, the members of a router, and the key of a pool."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ Due = Callable[[Facts], bool]
 
 @dataclass(frozen=True)
 class PoolKey:
-    """The key that a pool asks for: the file of the ``header`` that curl on this host sends ("" for none).
+    """The key that a pool requires: the file with the ``header`` that curl on this host sends ("" for none).
 
-    ``mark`` is that of the key which the worker or router asks for once this command is done, "" for none.
+    ``mark`` is the mark of the key that the worker or router requires after this command, "" for none.
     """
 
     header: str = ""
@@ -34,7 +34,7 @@ class PoolKey:
 
     @classmethod
     def of(cls, fleet: Fleet, service: Service) -> PoolKey:
-        """Return what the pool of ``service`` asks for."""
+        """Return the key that the pool of ``service`` requires."""
         pool = service.pool
         keyed = bool(service.key) or (pool in fleet.pools and fleet.pools[pool].api_key_file is not None)
         return cls(paths.key(pool) if keyed else "", pool, service.key)
@@ -45,9 +45,9 @@ class PoolKey:
         return (held_keys_fact(self.pool),) if self.mark else ()
 
     def conflicts(self, read: Facts, told: Mapping[str, Any], others: Iterable[PoolMember]) -> list[Blocker]:
-        """Return who of ``others`` asks for another key once this command is done, by what each has ``told``.
+        """Return which of ``others`` will require another key than this one after this command, by what each has ``told``.
 
-        With the key that is to be: those that are closed to it. With the one before: those that are open to that.
+        When the host has the new key already: those that refuse it. When it still has the old key: those that accept that one.
         """
         changes = bool(self.mark) and key_in_use(read[held_keys_fact(self.pool)]) != self.mark
         return [
@@ -62,10 +62,10 @@ NO_KEY = PoolKey()
 
 @dataclass(frozen=True)
 class PoolPlace:
-    """Where a worker stands in its pool.
+    """The place of a worker in its pool.
 
-    ``entries`` are its places at routers, ``old_entries`` those of what runs now where it is reached elsewhere,
-    ``members`` the other workers, ``own`` its own URL, ``pool_key`` what all of them ask for, ``api`` how they are asked.
+    ``entries`` are its entries in the routers' lists, ``old_entries`` those of the installed one that has another address,
+    ``members`` the other workers, ``own`` its own URL, ``pool_key`` the key of all of them, ``api`` how they are asked.
     """
 
     own: str = ""
@@ -77,7 +77,7 @@ class PoolPlace:
 
     @classmethod
     def of(cls, target: Target, service: Service) -> PoolPlace:
-        """Return where ``service`` stands once the run is done, and where it stands as it is installed now."""
+        """Return the place of ``service`` after this run, with the old entries of what is installed now."""
         fleet, host = target.fleet, target.host
         if service.kind != "worker" or service.pool not in fleet.pools:
             return cls()
@@ -122,7 +122,7 @@ class PoolPlace:
 
     @property
     def facts(self) -> tuple[Fact[Any], ...]:
-        """All that says how it stands there."""
+        """Every fact about its place."""
         return self.rotation, self.identities, *self.pool_key.facts
 
     def listed(self, read: Facts) -> list[RouterEntry]:
@@ -138,7 +138,7 @@ class PoolPlace:
         ]
 
     def answering(self, read: Facts) -> list[RouterEntry]:
-        """Return the entries at routers that answer, and to us."""
+        """Return the entries at routers that answer us."""
         told = read[self.rotation]
         return [
             entry for entry in self.entries if told[entry.router] is not None and not isinstance(told[entry.router], OtherKey)
@@ -150,7 +150,7 @@ class PoolPlace:
         return said is not None and not said and not isinstance(said, OtherKey)
 
     def conflicts(self, read: Facts, wanted: Mapping[str, str]) -> list[Blocker]:
-        """Return who would not serve the same as ``wanted`` once this command is done, and who asks for another key."""
+        """Return which members will not serve the same as ``wanted`` after this command, and which require another key."""
         found = []
         for member in self.members:
             differs = self.api.differences(read[self.identities].get(member.url, {}), wanted)
@@ -165,7 +165,7 @@ class PoolPlace:
         return [*found, *self.pool_key.conflicts(read, told, [*self.members, *routers])]
 
     def outage_note(self, read: Facts, start: float) -> str:
-        """Return what the worker's absence means for the pool, "" where another one serves; ``start`` is its longest (s)."""
+        """Return what the worker's absence means for its pool, "" when another one serves; ``start`` is its longest (s)."""
         others = {url for listed in read[self.rotation].values() for url, healthy in (listed or {}).items() if healthy}
         if others - {entry.worker for entry in (*self.entries, *self.old_entries)} or (self.members and not self.entries):
             return ""
@@ -175,7 +175,7 @@ class PoolPlace:
 
 
 def take_out(place: PoolPlace, entries: Sequence[RouterEntry], serving: facts.Serving, service: Service) -> list[Command]:
-    """Return what takes a worker out of its routers' lists, and waits for what it is still answering."""
+    """Return the commands that take a worker out of its routers' lists and wait for its running requests."""
     wait = place.api.drained(f"http://{serving.address}:{serving.port}", place.header, int(service.stop))
     return [*(place.api.leave(entry, place.header) for entry in entries), *([wait] if serving.address else [])]
 
@@ -187,7 +187,7 @@ def _member(seen_from: Host, host: Host, worker: Worker, changing: bool) -> Pool
 
 @dataclass(frozen=True)
 class RouterMembers:
-    """Who is to stand behind one router: its URL on its own host, its workers, the key they ask for, how they are asked."""
+    """The members that one router should list: its URL on its own host, its workers, their key, how they are asked."""
 
     router: str
     members: tuple[PoolMember, ...] = ()
@@ -196,7 +196,7 @@ class RouterMembers:
 
     @classmethod
     def of(cls, target: Target, router: Service) -> RouterMembers:
-        """Return who is to stand behind ``router`` of the target's host."""
+        """Return the members that ``router`` of the target's host should list."""
         fleet, host, together = target.fleet, target.host, target.options.together
         pool = router.pool or target.pool_of("router")
         members = [

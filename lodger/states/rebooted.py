@@ -1,4 +1,4 @@
-"""A planned reboot: another boot than the one the run began in."""
+"""A planned reboot: the host runs in another boot than when the run began."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from lodger.states.target import Target
 
 
 class RebootGoal:
-    """Another boot than the one in which this run began; which that was is in the ledger."""
+    """Another boot than the one in which this run began, which the ledger names."""
 
     reads: tuple[Fact[Any], ...] = (facts.LEDGER, facts.MACHINE, facts.SYSTEM)
 
@@ -43,13 +43,13 @@ class Rebooted(State):
         return cls()
 
     def missing(self, read: Facts) -> str:
-        """Return that it is still the same boot, or that starting goes on."""
+        """Return why it does not hold: it is still the same boot, or systemd is still starting."""
         if not self._goal.reached(read):
             return "the host has not rebooted since this run began"
         return f"systemd is {read[facts.SYSTEM]}" if read[facts.SYSTEM] in {"starting", "initializing"} else ""
 
     def act(self, read: Facts) -> list[Command]:
-        """Return the reboot, a moment later, so that the command's end is seen; nothing while the new boot is starting."""
+        """Return the reboot, delayed so that the command can end first; nothing while the new boot is starting."""
         if self._goal.reached(read):
             return []
         later = f"systemd-run --quiet --on-active=1 --unit={paths.STEP}reboot systemctl reboot && sleep 20"

@@ -5,7 +5,7 @@
         @classmethod
         def of(cls, target: Target, item: str) -> ImagePresent: ...
 
-Files of this package are found by looking for such lines: a new file is all that a new state needs.
+Files of this package are searched for such lines: a new file is all that a new state needs.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from lodger.states.target import Target
 
 
 class Wired(Protocol):
-    """A state class that can make itself from a target, for one item of what its block is repeated for."""
+    """A state class that can make itself from a target, for one item of its block's ``each``."""
 
     @classmethod
     def of(cls, target: Target, item: Any) -> State:
@@ -36,8 +36,8 @@ class Wired(Protocol):
 class Registered:
     """A state as runbooks name it.
 
-    ``each`` is what a block with it is repeated for, "" for once a host. ``needs_running``: it asks a worker to run, or stops
-    it because it does, so that it is not asked of one that is paused. ``brings_back``: its item serves once it is done;
+    ``each`` is what a block with it is repeated for, "" for once a host. ``needs_running``: it is left
+    out for a paused worker, because it starts, stops or checks a running one. ``brings_back``: its item serves once it is done;
     ``undo_brings_back``: its item serves again once it is undone.
     """
 
@@ -59,7 +59,7 @@ def state(
     """Register a class as the state ``name``; see Registered."""
 
     def register(cls: W) -> W:
-        assert name not in _FOUND, f"two states are called {name}"  # noqa: S101  a mistake of the programmer
+        assert name not in _FOUND, f"two states are called {name}"  # noqa: S101  a bug, not an input
         _FOUND[name] = Registered(name, each, cls.of, needs_running, brings_back, undo_brings_back)
         return cls
 
@@ -73,7 +73,7 @@ def states() -> Mapping[str, Registered]:
 
 
 class _Looked(Mapping[str, Registered]):
-    """The states of all modules in some folders; a module is imported once its state is asked for: a task needs a few."""
+    """The states of all modules in some folders; a module is imported when its state is needed: a task needs a few."""
 
     def __init__(self, folders: Iterable[str]) -> None:
         files = [path for folder in folders for path in Path(folder).glob("*.py")]

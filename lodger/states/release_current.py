@@ -1,4 +1,4 @@
-"""The host is recorded to run the release."""
+"""The release is recorded as the current one."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from lodger.states.target import Target
 
 @state("release_current")
 class ReleaseCurrent(State):
-    """The host is recorded to run the release: ``current`` points to it, and the history ends with it.
+    """The release is recorded as the current one: ``current`` points to it, and the history ends with it.
 
-    Established last, after everything was verified: until then ``current`` and the history tell what the host served
-    before, which is what an undo, or the run after a killed one, goes back to.
+    Established last, after everything was verified: until then ``current`` and the history name what the host served
+    before, which an undo, or the run after a killed one, goes back to.
     """
 
     def __init__(self, release: str, history: Sequence[str] | None = None) -> None:
@@ -49,17 +49,17 @@ class ReleaseCurrent(State):
         )
 
     def act(self, read: Facts) -> list[Command]:
-        """Return history and link, in this order: the link is what decides."""
+        """Return the commands that write the history, then the link: the link decides."""
         return _record(self.release, self._wanted(read))
 
     def undo(self, before: Facts, now: Facts) -> list[Command]:
-        """Return the record as it was."""
+        """Return the commands that write the earlier record again."""
         del now
         deployed = before[facts.DEPLOYED]
         return _record(deployed.current, deployed.history)
 
     def undone(self, before: Facts, now: Facts) -> str:
-        """Return that the record differs."""
+        """Return why it is not undone: the record differs."""
         was, is_now = before[facts.DEPLOYED], now[facts.DEPLOYED]
         return (
             ""

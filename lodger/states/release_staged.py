@@ -1,4 +1,4 @@
-"""The files of a release lie on the host, whole and checked."""
+"""The files of a release are on the host, complete and checked."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from lodger.states.base import NoUndo, State
 from lodger.states.registry import state
 from lodger.states.target import Target
 
-# Folders of ours that hold nothing any more; a missing one is no failure.
+# Removes our folders that are empty; a missing one is not a failure.
 REMOVE_EMPTY = f"rmdir --ignore-fail-on-non-empty {paths.RELEASES} {paths.SERVICES} {paths.ROOT} 2>/dev/null; true"
 
 
@@ -35,7 +35,7 @@ def archive(files: Iterable[File]) -> bytes:
 
 @state("release_staged")
 class ReleaseStaged(State):
-    """The release's files are in its own folder, exactly these, checked there by systemd and Compose."""
+    """The release's folder has exactly its files, checked there by systemd and Compose."""
 
     def __init__(self, release: str, files: Iterable[File], manifest: str) -> None:
         """Take the release's id, its files, and its manifest."""
@@ -52,7 +52,7 @@ class ReleaseStaged(State):
         return cls(target.release.id, target.release.files, target.release.manifest)
 
     def missing(self, read: Facts) -> str:
-        """Return the first file that is missing, changed, or too many; the manifest's revision may be an older one."""
+        """Return the first file that is missing, changed, or not of the release; the manifest's revision may be older."""
         there = stored(read[facts.DEPLOYED], self.release)
         for path, wanted in sorted(self._files.items()):
             found = there.get(path)
@@ -67,12 +67,12 @@ class ReleaseStaged(State):
         return f"{self._folder}/{extra[0]} does not belong to the release" if extra else ""
 
     def act(self, read: Facts) -> list[Command]:
-        """Return upload beside, checks there, and the rename."""
+        """Return the commands that upload to a new folder, check it, and rename it."""
         del read
         new, old = f"{paths.RELEASES}/.{self.release}.new", f"{paths.RELEASES}/.{self.release}.old"
         units = [f"{new}/{path}" for path in sorted(self._files) if path.startswith("units/")]
         composes = [f"{new}/{path}" for path in sorted(self._files) if path.endswith("compose.yml")]
-        # Older systemd has no --recursive-errors and then reports only on the named units, which is what is wanted.
+        # Older systemd has no --recursive-errors; it reports only on the named units, as wanted.
         only = "only=; systemd-analyze --help | grep -q recursive-errors && only=--recursive-errors=no"
         verify = f"{only}; systemd-analyze verify $only "
         return [
@@ -91,8 +91,8 @@ class ReleaseStaged(State):
         ]
 
     def undo(self, before: Facts, now: Facts) -> list[Command] | NoUndo:
-        """Return the removal of what this run staged, and of folders that are empty then."""
-        # A try that was cut off may have staged another one.
+        """Return the command that removes what this run uploaded, and folders that are then empty."""
+        # A run that was cut off may have uploaded another release.
         staged = sorted({self.release, *now[facts.DEPLOYED].stored} - set(before[facts.DEPLOYED].stored))
         if not staged:
             return NoUndo("the release was on the host before; this run only repaired its files")
@@ -102,7 +102,7 @@ class ReleaseStaged(State):
         return [Command(f"rm -rf {quote(folders)}; {REMOVE_EMPTY}", why="remove the uploaded release")]
 
     def undone(self, before: Facts, now: Facts) -> str:
-        """Return that the staged release is still there."""
+        """Return why it is not undone: the uploaded release is still there."""
         left = sorted(set(now[facts.DEPLOYED].stored) - set(before[facts.DEPLOYED].stored))
         return f"{paths.RELEASES}/{left[0]} is still there" if left else ""
 
@@ -123,6 +123,6 @@ def _same_services(found: str, wanted: str) -> bool:
 
 
 def _declared(manifest: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what smoke expects because the inventory says so; the floor of the KV pool follows what was measured meanwhile."""
+    """Return what smoke expects by the inventory, without the floor of the KV pool, which follows what was measured."""
     smoke = manifest.get("smoke")
     return {name: {**expected, "min_kv_tokens": None} for name, expected in smoke.items()} if isinstance(smoke, dict) else {}

@@ -17,7 +17,7 @@ UP = {"active", "activating", "reloading", "deactivating"}
 
 
 def install(release: str, service: Service) -> list[Command]:
-    """Return what lets a service run the files of ``release``: link, unit, start at boot."""
+    """Return the commands that install a service with the files of ``release``: link, unit, start at boot."""
     link, unit = f"{paths.SERVICES}/{service.name}", f"{paths.UNITS}/{service.unit}"
     source = f"{paths.RELEASES}/{release}"
     return [
@@ -36,12 +36,12 @@ def install(release: str, service: Service) -> list[Command]:
 
 
 def pause_places(service: Service) -> pauses.Places:
-    """Return where a pause of ``service`` stands on its host."""
+    """Return the paths of a pause of ``service`` on its host."""
     return pauses.Places(service.container)
 
 
 def remove(service: Service) -> list[Command]:
-    """Return what stops a service and removes all of it."""
+    """Return the commands that stop a service and remove all of it."""
     link, unit = f"{paths.SERVICES}/{service.name}", f"{paths.UNITS}/{service.unit}"
     compose = quote(["docker", "compose", "-p", service.container, "-f", f"{link}/compose.yml", "down"])
     return [
@@ -86,7 +86,7 @@ class ServiceState(State):
         return last_lines(read[self._serving].log) if self._serving in read else ""
 
     def _taken(self, owner: Owner | None, read: Facts, what: str, cause: str, hint: str) -> Blocker:
-        """Return the blocker for what ``owner`` has; it awaits the state that takes a neighbour, or another of ours, away."""
+        """Return the blocker for what ``owner`` uses; it awaits the state that stops a neighbour or another service of ours."""
         if owner is None:
             return Blocker(what, cause, hint)
         if is_ours(owner, read, self.host):
@@ -114,11 +114,11 @@ class ServiceState(State):
 
 
 def last_lines(log: str) -> str:
-    """Return what of ``log`` an operator is shown of a service that failed."""
+    """Return the last lines of ``log``, to show for a service that failed."""
     return "\n".join(line[:300] for line in log.splitlines()[-15:])
 
 
 def gave_up(service: Service, unit: Unit | None, log: str) -> str:
-    """Return that systemd starts ``unit`` no more, and what ``log`` gives as the reason; "" between two restarts too."""
+    """Return why systemd will not start ``unit`` again, with the reason from ``log``; "" when it may, as between restarts."""
     ended, cause = unit.given_up if unit is not None else "", named(service.engine).log.cause(log)
     return f"{ended}: {cause}" if ended and cause else ended

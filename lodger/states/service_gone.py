@@ -48,12 +48,12 @@ class ServiceGone(ServiceState):
         return [self.service.unit] if self._runs(read) else []
 
     def act(self, read: Facts) -> list[Command]:
-        """Return stop, removal of the container, and of unit and link."""
+        """Return the commands that stop it and remove container, unit and link."""
         del read
         return remove(self.service)
 
     def undo(self, before: Facts, now: Facts) -> list[Command] | NoUndo:
-        """Return what installs and starts it again; nothing for what only a run that was cut off had installed."""
+        """Return the commands that install and start it again; none when the current release does not have it."""
         del now
         deployed = before[facts.DEPLOYED]
         if self.service.name not in services(deployed, deployed.current):
@@ -64,13 +64,13 @@ class ServiceGone(ServiceState):
         return [*back, *([run("systemctl", "start", self.service.unit, why=f"start {self.service.name} again")] if up else [])]
 
     def undone(self, before: Facts, now: Facts) -> str:
-        """Return that it does not serve as it did."""
+        """Return why it is not undone: it does not serve as before."""
         serving = now[self._serving]
         if before[self._serving].health == 200 and (serving.health != 200 or serving.config != self.service.config):
             return f"{self.service.name} is not ready again"
         return ""
 
     def undo_hopeless(self, before: Facts, now: Facts) -> str:
-        """Return that it was started again and has ended for good."""
+        """Return why waiting cannot help: it was started again and systemd gave up."""
         del before
         return gave_up(self.service, now[facts.UNITS].get(self.service.unit), now[self._serving].log)

@@ -21,8 +21,8 @@ from lodger.states.target import Target
 class ServiceInstalled(ServiceState):
     """The unit and the link to its files are those of the release, and it starts at boot. What runs is not touched.
 
-    Its undo puts the previous files back and sees to it that what ran before is running and healthy again: it stands
-    before the states that stop and start the service, so it is undone after them.
+    Its undo puts the previous files back and starts what ran before, until it is healthy: it comes before the states that
+    stop and start the service, so it is undone after them.
     """
 
     def __init__(self, service: Service, host: str, release: str) -> None:
@@ -40,7 +40,7 @@ class ServiceInstalled(ServiceState):
         return cls(item, target.host.name, target.release.id)
 
     def blockers(self, read: Facts) -> list[Blocker]:
-        """Return that something of our name is not ours."""
+        """Return a blocker when a container or unit with our name is not ours."""
         found = []
         container = read[facts.CONTAINERS].get(self.service.container)
         if container is not None and not is_own_container(container, self.host):
@@ -64,7 +64,7 @@ class ServiceInstalled(ServiceState):
         return found
 
     def missing(self, read: Facts) -> str:
-        """Return which of link, unit file and enablement is not the release's."""
+        """Return which of link, unit file and enablement differs from the release."""
         deployed = read[facts.DEPLOYED]
         stored, installed = unit_files(deployed, self._release, self.service.unit)
         if deployed.links.get(self.service.name) != self._release:
@@ -77,7 +77,7 @@ class ServiceInstalled(ServiceState):
         return "" if unit is not None and unit.file_state == "enabled" else f"{self.service.unit} is not enabled"
 
     def act(self, read: Facts) -> list[Command]:
-        """Return link, unit and enablement, each put in place by a rename; nothing changes the unit from beside it."""
+        """Return the commands that put link and unit in place, each by a rename, enable the unit, and remove drop-ins."""
         beside = drop_ins(read[facts.DEPLOYED], self.service.unit)
         gone = run("rm", "-rf", f"{paths.UNITS}/{self.service.unit}.d", why=f"remove the drop-ins of {self.service.unit}")
         return [*([gone] if beside else []), *install(self._release, self.service)]
@@ -87,7 +87,7 @@ class ServiceInstalled(ServiceState):
         return services(deployed, deployed.current).get(self.service.name)
 
     def undo(self, before: Facts, now: Facts) -> list[Command]:
-        """Return what puts the previous release's service back, running if it ran, or removes the service."""
+        """Return the commands that put the service of the previous release back, running if it ran, or remove the service."""
         was = self._was(before)
         if was is None:
             return remove(self.service)
@@ -116,7 +116,7 @@ class ServiceInstalled(ServiceState):
         return unit is not None and unit.active in UP
 
     def undone(self, before: Facts, now: Facts) -> str:
-        """Return what is not as it was: files, unit, or the health of what served before."""
+        """Return what is not as before: files, unit, or the health of what served."""
         was, deployed = self._was(before), now[facts.DEPLOYED]
         if was is None:
             left = self._container(now) is not None or unit_files(deployed, self._release, self.service.unit)[1] is not None
@@ -135,5 +135,5 @@ class ServiceInstalled(ServiceState):
         return "" if serving.health == 200 or before[self._serving].health != 200 else f"{was.name} is not ready again"
 
     def undo_hopeless(self, before: Facts, now: Facts) -> str:
-        """Return that what was started again has ended for good."""
+        """Return why waiting cannot help: it was started again and systemd gave up."""
         return gave_up(self.service, now[self._unit], now[self._serving].log) if self._was_up(before) else ""

@@ -29,7 +29,7 @@ class ServiceReady(ServiceState):
         self._replaced = frozenset(replaced)
         self._log = named(service.engine).log
         self.name = f"{service.kind}_ready({service.name.removeprefix(f'{service.kind}-')})"
-        # A router has no GPUs whose state would look at its port.
+        # For a worker gpus_free looks at the port.
         port = facts.FOOTPRINT if service.kind == "router" else ()
         self.facts: tuple[Fact[Any], ...] = (facts.MACHINE, facts.CONTAINERS, self._unit, self._serving, *port)
         self.deadline = service.start
@@ -41,7 +41,7 @@ class ServiceReady(ServiceState):
         return cls(item, target.host.name, replaced=target.replaced if item.kind == "router" else ())
 
     def missing(self, read: Facts) -> str:
-        """Return what keeps it from being ready."""
+        """Return why it is not ready."""
         unit, serving = read[self._unit], read[self._serving]
         if unit is None or unit.active != "active":
             return f"{self.service.unit} is {unit.active if unit else 'not installed'}"
@@ -52,11 +52,11 @@ class ServiceReady(ServiceState):
         return ""
 
     def blockers(self, read: Facts) -> list[Blocker]:
-        """Return who is on a router's port: on the host's own network its answers would be taken for the router's."""
+        """Return who is on a router's port: its answers could be taken for the router's."""
         return self._port_taken(read) if self.service.kind == "router" else []
 
     def act(self, read: Facts) -> list[Command]:
-        """Return the (re)start; nothing for a service that is still starting, which only needs time."""
+        """Return the (re)start; none for a service that is still starting."""
         unit = read[self._unit]
         if unit is not None and unit.active == "active" and unit.restarts == 0 and self._runs_this(read):
             age = read[facts.MACHINE].uptime - int(unit.started or 0) / 1e6
@@ -67,7 +67,7 @@ class ServiceReady(ServiceState):
         return [Command(script, why=f"start {self.service.name}", timeout=self.service.stop + 120)]
 
     def hopeless(self, read: Facts) -> str:
-        """Return that the service ended after its start: a configuration that fails once fails again."""
+        """Return why waiting cannot help: the service ended after its start, and the same configuration fails again."""
         unit = read[self._unit]
         if unit is None:
             return ""
@@ -89,7 +89,7 @@ class ServiceReady(ServiceState):
         return [run("systemctl", "stop", self.service.unit, why=f"stop {self.service.name}", timeout=self.service.stop + 60)]
 
     def undone(self, before: Facts, now: Facts) -> str:
-        """Return that the new configuration still runs."""
+        """Return why it is not undone: the new configuration is still running."""
         unit: Unit | None = now[self._unit]
         del before
         return f"{self.service.unit} is still {unit.active}" if unit is not None and unit.active in UP else ""

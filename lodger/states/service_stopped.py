@@ -1,4 +1,4 @@
-"""A service of ours does not run while its GPUs are needed."""
+"""A service of ours is stopped while its GPUs are needed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from lodger.states.target import Target
 
 @state("service_stopped", each="worker", needs_running=True, undo_brings_back=True)
 class ServiceStopped(State):
-    """A service of ours does not run, its last request answered, until the goal is reached."""
+    """A service of ours is stopped, after its running requests, until the goal is reached."""
 
     def __init__(self, service: Service, host: str, reached: Reached, reads: Sequence[Fact[Any]]) -> None:
         """Take the service, its host, and the goal."""
@@ -36,7 +36,7 @@ class ServiceStopped(State):
         return cls(item, target.host.name, target.goal.reached, target.goal.reads)
 
     def missing(self, read: Facts) -> str:
-        """Return that it runs."""
+        """Return why it does not hold: it is running."""
         unit = read[self._unit]
         up = unit is not None and unit.active in UP
         return f"{self._service.name} is running" if up and not self._reached(read) else ""
@@ -50,7 +50,7 @@ class ServiceStopped(State):
         """Return the stop."""
         del read
         unit = quote([self._service.unit])
-        # Compose ends with 2 or 130 when it hears of the stop before it saw its container end: that is no failure to show.
+        # Compose may end with 2 or 130 when it is stopped before its container has ended: not a failure to show.
         script = f"systemctl stop {unit} && {{ systemctl reset-failed {unit} 2>/dev/null || true; }}"
         return [Command(script, why=f"stop {self._service.name} after its running requests", timeout=self._service.stop + 60)]
 
@@ -65,12 +65,12 @@ class ServiceStopped(State):
         return [Command(script, why=f"start {self._service.name} again", timeout=self._service.stop + 60)]
 
     def undone(self, before: Facts, now: Facts) -> str:
-        """Return that it is not as ready as it was."""
+        """Return why it is not undone: it is not ready again."""
         was = before[self._serving]
         return "" if was.health != 200 or now[self._serving].health == 200 else f"{self._service.name} is not ready again"
 
     def undo_hopeless(self, before: Facts, now: Facts) -> str:
-        """Return that it was started again and has ended for good."""
+        """Return why waiting cannot help: it was started again and systemd gave up."""
         del before
         return gave_up(self._service, now[self._unit], now[self._serving].log)
 

@@ -1,4 +1,4 @@
-"""A state that an operator writes in a runbook, with no Python: how to look, how to get there, how to get back."""
+"""A state that an operator writes in a runbook, without Python: a check, a command, and an undo."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from lodger.states.base import NoUndo, State
 
 
 class Shell(State):
-    """``check`` ends with 0 when the state holds; ``run`` establishes it, ``undo`` takes it back. All run as root, by sh."""
+    """``check`` ends with 0 when the state holds; ``run`` establishes it, ``undo`` undoes it. All run as root, with sh."""
 
     def __init__(self, name: str, check: str, run: str, undo: str = "", timeout: float = 600.0) -> None:
         """Take the state's name, its three scripts, and how long ``run`` or ``undo`` may take (s)."""
@@ -16,12 +16,12 @@ class Shell(State):
         self._run, self._undo, self._timeout = run, undo, timeout
         self._shown = check.strip() if len(check.strip().splitlines()) == 1 else f"the check of {name}"
         snippet = f"if sh -c {quote([check])} >/dev/null 2>&1; then echo yes; else echo no; fi"
-        # A fact's name is one line, whatever the check is.
+        # The name of a fact must be one line.
         self._fact = Fact(f"shell {' '.join(check.split())}", snippet, lambda text: text.strip() == "yes")
         self.facts = (self._fact,)
 
     def missing(self, read: Facts) -> str:
-        """Return that the check says no."""
+        """Return why it does not hold: the check fails."""
         return "" if read[self._fact] else f"`{self._shown}` fails"
 
     def act(self, read: Facts) -> list[Command]:
@@ -41,5 +41,5 @@ class Shell(State):
         )
 
     def undone(self, before: Facts, now: Facts) -> str:
-        """Return that the check still says yes."""
+        """Return why it is not undone: the check still succeeds."""
         return f"`{self._shown}` still succeeds" if now[self._fact] and not before[self._fact] else ""

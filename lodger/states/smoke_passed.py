@@ -1,4 +1,4 @@
-"""The smoke checks passed on the container that runs."""
+"""The smoke checks passed on the running container."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from lodger.states.target import Target
 
 @state("smoke_passed", each="worker", needs_running=True)
 class SmokePassed(State):
-    """The smoke checks passed on this very container; a record on the host says so."""
+    """The smoke checks passed on the running container; a record on the host says so."""
 
     def __init__(self, service: Service, host: str, expected: Mapping[str, Any], learns: Target | None = None) -> None:
         """Take the service, its host, and what smoke expects of it, as the release's manifest has it.
 
-        ``learns`` is the target whose capacity plan the engine's figures correct, None where nothing is learnt. Raises
-        Refused for an expectation that cannot be read.
+        ``learns`` is the target whose capacity plan the engine's figures correct, None to learn nothing. Raises Refused for
+        an expectation that cannot be read.
         """
         self.name = f"smoke_passed({service.name.removeprefix('worker-')})"
         self._service, self._learns = service, learns
@@ -43,7 +43,7 @@ class SmokePassed(State):
         return cls(item, target.host.name, expected, learns)
 
     def missing(self, read: Facts) -> str:
-        """Return that no record names the container that runs."""
+        """Return why it does not hold: no record names the running container."""
         container = read[self._serving].container
         try:
             passed = json.loads(read[facts.DEPLOYED].record(self._record) or "{}").get("container")
@@ -67,7 +67,7 @@ class SmokePassed(State):
 
         note = json.dumps({"container": serving.container, "config": serving.config}) + "\n"
         record = paths.write(f"{paths.VAR}/{self._record}", note, why="record that this container passed")
-        # The address is that of the container that will run then, which no dry run can know.
+        # A dry run cannot know the address of the container that will run then.
         form = "{{range .NetworkSettings.Networks}}{{.IPAddress}}{{end}}"
         address = f"$(docker inspect -f '{form}' {self._service.container})"
         return [Check(f"smoke of {self._service.name} at http://{address}:{self._service.port}", look), record]
@@ -79,10 +79,10 @@ class SmokePassed(State):
         return learn(self._learns.fleet, self._learns.host, worker, figures)
 
     def evidence(self, read: Facts) -> str:
-        """Return the engine's last log lines, where its health is gone."""
+        """Return the engine's last log lines."""
         return last_lines(read[self._serving].log)
 
     def undo(self, before: Facts, now: Facts) -> NoUndo:
-        """Leave the record: it names a container, and means nothing for another."""
+        """Leave the record: it is valid for one container only."""
         del before, now
         return NoUndo("the record is valid for that container only")

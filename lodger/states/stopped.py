@@ -1,4 +1,4 @@
-"""What this run has stopped, as the ledger says, and whether it is back."""
+"""What this run has stopped by the ledger, and whether it runs again."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ WARM = 600.0  # seconds until a service that was started has its GPUs open: an e
 
 
 def stopped_by_run(read: Facts) -> tuple[frozenset[str], Facts | None]:
-    """Return what the unfinished run has stopped, by ``kind name``, and the facts from before it; nothing without a ledger."""
+    """Return what the unfinished run has stopped, as ``kind name``, and the facts from before it; nothing without a ledger."""
     text = read[facts.LEDGER]
     if not text:
         return frozenset(), None
@@ -24,14 +24,14 @@ def stopped_by_run(read: Facts) -> tuple[frozenset[str], Facts | None]:
 
 
 def not_running(was: NeighbourStatus | None, now: NeighbourStatus | None) -> str:
-    """Return what of ``was`` does not run again, "" where nothing ran."""
+    """Return what of ``was`` is not running again, "" when nothing was running."""
     if was is None or not was.active:
         return ""
     return not_back(was, now)
 
 
 def without_gpu(was: NeighbourStatus | None, before: Facts | None, now: Facts) -> str:
-    """Return who of ``was`` had a GPU open before and has none now."""
+    """Return which owner of ``was`` had a GPU open before and has none now."""
     if was is None or before is None:
         return ""
     lost = sorted(str(owner) for owner in was.owners() & _on_gpus(before) - _on_gpus(now))

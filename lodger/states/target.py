@@ -1,4 +1,4 @@
-"""What is to be true of one host after a run. States are made from it; see ``registry``."""
+"""What should be true of one host after a run. States are made from it; see ``registry``."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from lodger.states.neighbour_status import NeighbourStatus
 
 @dataclass(frozen=True)
 class TargetRelease:
-    """The release that a host is to serve, from the inventory or as an earlier one lies on the host.
+    """The release that a host should serve, from the inventory or an earlier one on the host.
 
-    ``id`` is "" for none. ``files`` and ``manifest`` are those to stage. ``smoke`` is what smoke expects of each worker, as
-    the manifest has it. ``keys`` are those that the services ask for. ``history`` is the record to leave: None for the
-    host's own with this release at its end.
+    ``id`` is "" for none. ``files`` and ``manifest`` are those to upload. ``smoke`` is what smoke expects of each worker, by
+    the manifest. ``keys`` are those that the services require. ``history`` is the history to record: None for the host's own
+    with this release at its end.
     """
 
     id: str = ""
@@ -36,7 +36,7 @@ class TargetRelease:
 
 @dataclass(frozen=True)
 class PauseOrder:
-    """That a worker's GPUs are to be given back: by whom, and until when by the host's clock ("" for no end)."""
+    """The order to pause a worker: who gave it, and until when by the host's clock ("" for no end)."""
 
     who: str
     until: str
@@ -46,9 +46,9 @@ class PauseOrder:
 class TargetOptions:
     """What the operator asked for.
 
-    ``together`` are the hosts that the same command changes. ``pause`` gives a worker's GPUs back. ``patience`` is how long (s)
-    a run waits for who is on GPUs that it needs; at 0 it refuses. ``restore`` are records of neighbours to put back. ``goal``
-    is what services are stopped for, until it is reached. ``learns``: an engine's figures correct the capacity plan.
+    ``together`` are the hosts that the same command changes. ``pause`` pauses a worker. ``patience`` is how long (s) a run
+    waits for processes on GPUs that it needs; at 0 it refuses. ``restore`` are records of neighbours to put back. ``goal`` is
+    what services are stopped for, until it is reached. ``learns``: an engine's figures correct the capacity plan.
     """
 
     together: frozenset[str] = frozenset()
@@ -61,7 +61,7 @@ class TargetOptions:
 
 @dataclass(frozen=True)
 class Target:
-    """What a run makes of ``host``. ``present`` are services that are installed now, ``paused`` those whose GPUs are lent."""
+    """What a run makes of ``host``. ``present`` are the services that are installed now, ``paused`` the paused ones."""
 
     fleet: Fleet
     host: Host
@@ -92,14 +92,14 @@ class Target:
 
     @property
     def shares_gpus(self) -> tuple[Owner, ...]:
-        """Neighbours that may be on GPUs beside our workers; with how much of each, ``host.reserved_mib`` says."""
+        """Neighbours that may use GPUs beside our workers; ``host.reserved_mib`` says how much memory."""
         return self._neighbours("pause")
 
     def _neighbours(self, policy: str) -> tuple[Owner, ...]:
         return tuple(owner for owner, one in declared(self.host).items() if one.policy == policy)
 
     def pool_of(self, name: str) -> str:
-        """Return the pool whose restarts the service ``name`` takes part in, "" for none; old manifests name no pool."""
+        """Return the pool of the service ``name``, "" for none; old manifests name no pool."""
         service = self.release.services.get(name) or self.present.get(name)
         if service is not None and service.pool:
             return service.pool
@@ -109,7 +109,7 @@ class Target:
         return worker.pool if worker else ""
 
     def items(self, each: str) -> list[Any]:
-        """Return what a block is repeated for on this host; raise KeyError for a word that means nothing."""
+        """Return the items that a block is repeated for on this host; raise KeyError for an unknown ``each``."""
         services = self.release.services.values()
         workers = [service for service in services if service.kind == "worker"]
         routers = [service for service in services if service.kind == "router"]

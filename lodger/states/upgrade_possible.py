@@ -1,4 +1,4 @@
-"""Nothing known stands in the way of a driver upgrade."""
+"""A driver upgrade is possible, as far as can be known."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from lodger.states.target import Target
 
 @state("upgrade_possible")
 class UpgradePossible(State):
-    """Nothing known stands in the way: packages to be had, kernel headers, room, a sound dpkg, and only known GPU users."""
+    """A driver upgrade is possible: packages, kernel headers and room are there, dpkg works, all GPU users are known."""
 
     def __init__(self, goal: DriverGoal) -> None:
         """Take the goal."""
@@ -33,11 +33,11 @@ class UpgradePossible(State):
         return cls(target.driver)
 
     def missing(self, read: Facts) -> str:
-        """Return the first thing in the way."""
+        """Return the first blocker: this state only looks."""
         return next((blocker.what for blocker in self.blockers(read)), "")
 
     def blockers(self, read: Facts) -> list[Blocker]:
-        """Return everything in the way; nothing is, once the goal is reached."""
+        """Return everything that makes the upgrade impossible; nothing once the goal is reached."""
         if self._goal.reached(read):
             return []
         kernel, dpkg, found = read[KERNEL], read[DPKG], []
@@ -61,7 +61,7 @@ class UpgradePossible(State):
                     "run apt-get update on the host, or add the repository of this driver",
                 )
             )
-        # Somebody else's run is waited for; what a cut-off run of ours left is mended by a later state.
+        # dpkg_free waits for somebody else's run; driver_installed repairs what our own run left.
         if dpkg.complaint and not dpkg.busy and not read[facts.LEDGER]:
             found.append(
                 Blocker("dpkg has unfinished work", dpkg.complaint, "on the host: dpkg --configure -a; apt-get -f install")

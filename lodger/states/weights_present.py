@@ -11,10 +11,10 @@ from lodger.states.target import Target
 
 @state("weights_present", each="model")
 class WeightsPresent(State):
-    """A model's files are in its folder, complete by what a fetch recorded, else by size. Fetching is another task's."""
+    """A model's files are in its folder, complete by the record of a fetch, else by size. Only `./ops fetch` brings them."""
 
     def __init__(self, model: str, folder: str, size: int | None, host: str = "NAME") -> None:
-        """Take the model's name, its ``folder`` on the host, and its bytes in all where they are known."""
+        """Take the model's name, its ``folder`` on the host, its total bytes (None: unknown), and the host's name."""
         self.name = f"weights_present({model})"
         self._model, self._folder, self._size, self._host = model, folder, size, host
         self.fact = facts.folder_fact(folder)
@@ -27,7 +27,7 @@ class WeightsPresent(State):
         return cls(item, f"{target.host.models_dir}/{model.directory}", model.size_bytes, target.host.name)
 
     def missing(self, read: Facts) -> str:
-        """Return what is not there."""
+        """Return what is missing."""
         folder = read[self.fact]
         if not folder.config:
             return f"the weights of {self._model} are missing: {self._folder} has no config.json"
@@ -40,7 +40,7 @@ class WeightsPresent(State):
         return ""
 
     def blockers(self, read: Facts) -> list[Blocker]:
-        """Return that the weights are missing: a deploy cannot make them."""
+        """Return a blocker when the weights are missing: a deploy does not fetch them."""
         what = self.missing(read)
         hint = f"./ops fetch --host {self._host}; or correct `models_dir` or the model's `directory`"
         return [Blocker(what, hint=hint)] if what else []

@@ -30,9 +30,9 @@ class WorkerDrained(ServiceState):
         *,
         changes_pool: bool = False,
     ) -> None:
-        """Take the service, its host, its place, and whether it is to be stopped; without, when it runs something else.
+        """Take the service, its host, its place, and whether it will be stopped (default: when it runs something else).
 
-        ``changes_pool``: what the worker serves is not what it served before, so that all of its pool has to change.
+        ``changes_pool``: the worker will serve something else than before, so that all of its pool has to change.
         """
         super().__init__(service, host)
         self.name = f"worker_drained({service.name.removeprefix('worker-')})"
@@ -58,7 +58,7 @@ class WorkerDrained(ServiceState):
         return f"{routers} sends it requests{self._place.outage_note(read, self.service.start)}"
 
     def remarks(self, read: Facts) -> list[str]:
-        """Return how long nobody answers where no router could say so, and which worker may come back as it was."""
+        """Return the outage of a pool without a router, and which silent worker may come back with what it served before."""
         place = self._place
         alone = place.own and not place.entries and self._due(read)
         gap = place.outage_note(read, self.service.start) if alone else ""
@@ -72,15 +72,15 @@ class WorkerDrained(ServiceState):
         ]
 
     def blockers(self, read: Facts) -> list[Blocker]:
-        """Return the members that it could not stand beside afterwards."""
+        """Return the members of its pool that would not match it afterwards."""
         return self._place.conflicts(read, self.service.identity)
 
     def act(self, read: Facts) -> list[Command]:
-        """Return its leave, and the wait for what it is still answering."""
+        """Return the commands that take it out of the routers' lists and wait for its running requests."""
         return take_out(self._place, self._place.listed(read), read[self._serving], self.service)
 
     def undo(self, before: Facts, now: Facts) -> list[Command] | NoUndo:
-        """Return what puts it back where it was."""
+        """Return the commands that add it to the same routers again."""
         gone = [entry for entry in self._place.listed(before) if entry not in self._place.listed(now)]
         return [self._place.api.join(entry, self._place.header) for entry in gone] or NoUndo("no router listed it")
 

@@ -19,12 +19,12 @@ from lodger.states.target import Target
 
 @state("worker_joined", each="worker", needs_running=True)
 class WorkerJoined(ServiceState):
-    """The pool's routers send the worker requests, and it serves what its pool serves. One that is away is no hindrance."""
+    """The pool's routers send the worker requests, and it serves what its pool serves. A router that is down does not count."""
 
     def __init__(
         self, service: Service, host: str, place: PoolPlace, due: Due = lambda _: True, reads: Sequence[Fact[Any]] = ()
     ) -> None:
-        """Take the service, its host, its place, and whether it is to be in rotation at all."""
+        """Take the service, its host, its place, and whether it should get requests at all."""
         super().__init__(service, host)
         self.name = f"worker_joined({service.name.removeprefix('worker-')})"
         self._place, self._due = place, due
@@ -43,7 +43,7 @@ class WorkerJoined(ServiceState):
         return [entry for entry in self._place.listed(read) if entry in self._place.old_entries]
 
     def missing(self, read: Facts) -> str:
-        """Return which router does not send it requests, or sends them to where it is no more."""
+        """Return which router does not send it requests, or sends them to its old address."""
         if not self._due(read):
             return ""
         for entry in self._out(read):
@@ -53,7 +53,7 @@ class WorkerJoined(ServiceState):
         return ""
 
     def blockers(self, read: Facts) -> list[Blocker]:
-        """Return what it, or a member, serves otherwise than the pool: such a one does not join."""
+        """Return how it, or a member, differs from its pool: it does not join then."""
         found = self._place.conflicts(read, self.service.identity)
         own = self._place.api.differences(read[self._place.identities].get(self._place.own, {}), self.service.identity)
         if own and self._runs_this(read):
@@ -64,14 +64,14 @@ class WorkerJoined(ServiceState):
         return found
 
     def act(self, read: Facts) -> list[Command]:
-        """Return its joining, and that it leaves where it is reached no more."""
+        """Return the commands that add it to the routers' lists, and remove its old address."""
         return [
             *(self._place.api.leave(entry, self._place.header) for entry in self._former(read)),
             *(self._place.api.join(entry, self._place.header) for entry in self._out(read)),
         ]
 
     def undo(self, before: Facts, now: Facts) -> list[Command] | NoUndo:
-        """Return its leave: what follows stops it. Where it was before is put back by the state that took it out."""
+        """Return the commands that take it out: the next undo stops it. The state that took it out adds it again."""
         del before
         listed = self._place.listed(now)
         return take_out(self._place, listed, now[self._serving], self.service) if listed else NoUndo("no router lists it")

@@ -31,6 +31,6 @@ class WorkerLeaving(WorkerDrained):
         return cls(item, target.host.name, place, target.goal.reached, target.goal.reads)
 
     def blockers(self, read: Facts) -> list[Blocker]:
-        """Return nothing: it comes back as it was."""
+        """Return nothing: it comes back unchanged."""
         del read
         return []

@@ -1,4 +1,4 @@
-"""What the states of a pause share: record, message of the day, and what brings the worker back."""
+"""What the states of a pause share: record, message of the day, and the files that resume the worker."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from lodger.states.service_base import pause_places
 from lodger.states.target import Target
 
 _PAUSE = 60  # seconds between two looks at the GPUs, and at a router that does not answer
-_GIVE_UP = 86400  # seconds after which a worker that was started and does not serve is left to a person
-_MARK = "@whom@"  # JSON and the inventory's names leave it as it is
+_GIVE_UP = 86400  # seconds after which a worker that was started but does not serve needs a person
+_MARK = "@whom@"  # neither JSON nor a name in the inventory changes it
 
 
 @dataclass(frozen=True)
 class AutoResume:
-    """What brings a worker of ``host`` back with nobody there: its place in its pool, and who may share its GPUs."""
+    """What resumes a worker of ``host`` without an operator: its place in its pool, and who may share its GPUs."""
 
     host: str
     place: PoolPlace
@@ -37,11 +37,11 @@ class AutoResume:
 
     @classmethod
     def of(cls, target: Target, service: Service) -> AutoResume:
-        """Return what brings ``service`` back on the target's host."""
+        """Return what resumes ``service`` on the target's host."""
         return cls(target.host.name, PoolPlace.of(target, service), target.shares_gpus)
 
     def files(self, service: Service, pause: Pause) -> Mapping[str, str]:
-        """Return the files that do it, by their paths on the host; none for a pause with no end."""
+        """Return the script and units that do it, by path on the host; none for a pause with no end."""
         if not pause.until:
             return {}
         places = pause_places(service)
@@ -85,7 +85,7 @@ class AutoResume:
 
 
 class WorkerPause(State):
-    """What these states share: the record of one worker, and where its pause stands."""
+    """What these states share: the record of one worker's pause, and its paths."""
 
     def __init__(self, service: Service) -> None:
         self.service, self.places = service, pause_places(service)
@@ -98,13 +98,13 @@ class WorkerPause(State):
         return pauses.paused(read[facts.DEPLOYED]).get(self.service.name)
 
     def undo(self, before: Facts, now: Facts) -> list[Command] | NoUndo:
-        """Return what puts record, message and timer back as they were, or takes them away."""
+        """Return the commands that put record, message and timer back as before, or remove them."""
         if self._same(before, now):
             return NoUndo("the pause is as it was")
         return pauses.put_back(self.places, before[facts.DEPLOYED]) or [pauses.forget(self.places)]
 
     def undone(self, before: Facts, now: Facts) -> str:
-        """Return that another pause, or none, is recorded."""
+        """Return why it is not undone: another pause, or none, is recorded."""
         return "" if self._same(before, now) else f"the pause of worker {self._worker} is not recorded as before"
 
     def _same(self, before: Facts, now: Facts) -> bool:
@@ -117,7 +117,7 @@ class WorkerPause(State):
 
 
 def unit_honours_pause(service: Service, unit: str) -> bool:
-    """Whether a unit file of ``service`` keeps it down while its pause is recorded."""
+    """Whether a unit file of ``service`` keeps it stopped while its pause is recorded."""
     return f"ConditionPathExists=!{pause_places(service).record}" in unit.splitlines()
 
 

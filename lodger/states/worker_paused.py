@@ -1,4 +1,4 @@
-"""A record keeps a worker down; a timer brings it back where there is an end."""
+"""A record keeps a worker stopped; a timer resumes it when the pause has an end."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from lodger.states.worker_still_paused import WorkerStillPaused
 
 @state("worker_paused", each="worker")
 class WorkerPaused(WorkerPause):
-    """A record keeps the worker down, other users read so when they log in, and a timer brings it back if there is an end."""
+    """A record keeps the worker stopped, the message of the day says so, and a timer resumes it if the pause has an end."""
 
     def __init__(self, service: Service, who: str, until: str, way_back: AutoResume) -> None:
-        """Take the service, who gives its GPUs back, until when ("" for: as recorded, else with no end), and its way back."""
+        """Take the service, who pauses it, until when ("": as recorded, else with no end), and what resumes it."""
         super().__init__(service)
         self.name = f"worker_paused({self._worker})"
         self._who, self._until, self._way_back = who, until, way_back
@@ -33,7 +33,7 @@ class WorkerPaused(WorkerPause):
         return WorkerStillPaused(item, back) if order is None else cls(item, order.who, order.until, back)
 
     def remarks(self, read: Facts) -> list[str]:
-        """Return that nobody else serves the pool; without a router the state that stops the worker says it."""
+        """Return a line when no other worker serves the pool; without a router worker_leaving says it."""
         place, pool = self._way_back.place, self.service.pool
         alone = place.listed(read) and place.outage_note(read, self.service.start)
         only = f"worker {self._worker} is the only one that serves pool {pool}: the pool does not answer meanwhile"
@@ -46,7 +46,7 @@ class WorkerPaused(WorkerPause):
         return Pause(self._worker, self.service.gpus, self._who, read[pauses.NOW], self._until)
 
     def missing(self, read: Facts) -> str:
-        """Return what does not say so yet."""
+        """Return which of record, message and timer is not as it should be."""
         there, wanted = self._pause(read), self._wanted(read)
         if there is None or pauses.renewed(there) != wanted:
             until = f" until {wanted.until}" if wanted.until else ""
@@ -62,7 +62,7 @@ class WorkerPaused(WorkerPause):
         return ""
 
     def blockers(self, read: Facts) -> list[Blocker]:
-        """Return that its unit would start it at the next boot all the same."""
+        """Return a blocker when its unit would start it at the next boot although it is paused."""
         unit = read[facts.DEPLOYED].files.get(f"{paths.UNITS}/{self.service.unit}")
         return (
             [unit_ignores_pause(self.service, self._way_back.host)]
@@ -71,7 +71,7 @@ class WorkerPaused(WorkerPause):
         )
 
     def act(self, read: Facts) -> list[Command]:
-        """Return record and message, and the timer where there is a time."""
+        """Return the commands that write record and message, and start the timer when the pause has an end."""
         wanted = self._wanted(read)
         files = self._way_back.files(self.service, wanted)
         old = [] if files or read[self._timer] is None else [pauses.forget(self.places)]

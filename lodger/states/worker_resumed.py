@@ -30,12 +30,12 @@ class ServiceResumed(ServiceReady):
         return cls(item, target.host.name)
 
     def missing(self, read: Facts) -> str:
-        """Return what keeps it from being ready; nothing for one that this run did not stop."""
+        """Return why it is not ready; nothing for one that this run did not stop."""
         stopped, _ = stopped_by_run(read)
         return super().missing(read) if self._id in stopped else ""
 
     def undo(self, before: Facts, now: Facts) -> list[Command] | NoUndo:
-        """Return the stop: the GPUs are needed once more, to go back."""
+        """Return the stop: the undo of earlier states needs its GPUs."""
         del before, now
         return [
             run(

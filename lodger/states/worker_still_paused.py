@@ -1,4 +1,4 @@
-"""A worker that is paused stays so, and comes back as what is deployed now."""
+"""A paused worker stays paused, and resumes with the release that is deployed now."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from lodger.states.worker_pause import AutoResume, WorkerPause
 
 
 class WorkerStillPaused(WorkerPause):
-    """A worker whose GPUs are given back is left alone, and what brings it back on time brings back what is deployed now."""
+    """A paused worker is left alone, and its timer starts the release that is deployed now."""
 
     def __init__(self, service: Service, way_back: AutoResume) -> None:
-        """Take the service and its way back."""
+        """Take the service and what resumes it."""
         super().__init__(service)
         self.name = f"worker_paused({self._worker})"
         self._way_back = way_back
         self.facts = (facts.DEPLOYED,)
 
     def missing(self, read: Facts) -> str:
-        """Return that it was resumed while this run went on, or what would bring back something else than this."""
+        """Return why it does not hold: it was resumed meanwhile, or a file would start another release."""
         pause, there = self._pause(read), read[facts.DEPLOYED].files
         if pause is None:
             return self.hopeless(read)
@@ -38,13 +38,13 @@ class WorkerStillPaused(WorkerPause):
         return ""
 
     def _wanted(self, pause: Pause) -> Pause:
-        return replace(pause, gpus=self.service.gpus) if pause.gpus else pause  # of one that nobody can read nothing is known
+        return replace(pause, gpus=self.service.gpus) if pause.gpus else pause  # a record that cannot be read names no GPUs
 
     def _files(self, pause: Pause) -> Mapping[str, str]:
         return self._way_back.files(self.service, pauses.renewed(self._wanted(pause)))
 
     def act(self, read: Facts) -> list[Command]:
-        """Return the record and the way back as they are to be; the pause itself stays as it was announced."""
+        """Return the commands that renew record and timer; the pause stays as it was announced."""
         pause = self._pause(read)
         if pause is None:
             return []
@@ -53,11 +53,11 @@ class WorkerStillPaused(WorkerPause):
         return [*told, *(pauses.set_up(self.places, files) if files else [])]
 
     def hopeless(self, read: Facts) -> str:
-        """Return that it was resumed: to pause it is no business of this run."""
+        """Return why waiting cannot help: it was resumed, and this run must not pause it."""
         return "" if self._pause(read) is not None else f"worker {self._worker} was resumed meanwhile"
 
     def undo(self, before: Facts, now: Facts) -> list[Command] | NoUndo:
-        """Return what puts the earlier way back in place."""
+        """Return the commands that put the earlier script and timer back."""
         if self._pause(before) is None or self._pause(now) is None:
             return NoUndo("this run did not pause it")
         return super().undo(before, now)

@@ -1,4 +1,4 @@
-"""Nothing keeps a worker down."""
+"""Nothing keeps a worker stopped."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from lodger.states.worker_pause import WorkerPause
 
 @state("worker_unpaused", each="worker")
 class WorkerUnpaused(WorkerPause):
-    """Nothing keeps the worker down: no record, no message, no timer."""
+    """Nothing keeps the worker stopped: no record, no message, no timer."""
 
     def __init__(self, service: Service) -> None:
         """Take the service."""
@@ -28,7 +28,7 @@ class WorkerUnpaused(WorkerPause):
         return cls(item)
 
     def missing(self, read: Facts) -> str:
-        """Return what still says that it is paused."""
+        """Return what is left of its pause."""
         pause, files = self._pause(read), read[facts.DEPLOYED].files
         if pause is not None:
             return str(pause)
@@ -37,6 +37,6 @@ class WorkerUnpaused(WorkerPause):
         return ""
 
     def act(self, read: Facts) -> list[Command]:
-        """Return their removal."""
+        """Return the command that removes them."""
         del read
         return [pauses.forget(self.places)]

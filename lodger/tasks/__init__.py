@@ -1,4 +1,4 @@
-"""The verbs of the command line, one module a theme; ``ns`` is all of them."""
+"""The tasks of the command line, one module a theme; ``ns`` has all of them."""
 
 from invoke.collection import Collection
 

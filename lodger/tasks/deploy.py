@@ -30,7 +30,7 @@ def plan(asked: Asked) -> None:
 
 
 def _deploys(asked: Asked, force: bool) -> Sequence[Request]:
-    """Return what a deploy is on each host; raise InventoryError for what is known to break."""
+    """Return a deploy for each host; raise InventoryError for what is known to fail."""
     from lodger.tasks.offline import refuse_what_breaks
 
     fleet, hosts = asked.fleet, asked.hosts

@@ -1,4 +1,4 @@
-"""The verb for who changes Lodger: everything that CI runs."""
+"""The task for developers of Lodger: everything that CI runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Verbs that tell what earlier runs did: journal, postmortem."""
+"""Verbs that show what earlier runs did: journal, postmortem."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def refuse_what_breaks(fleet: Fleet, hosts: Sequence[Host]) -> None:
-    """Raise InventoryError for what is known to break; tell the rest."""
+    """Raise InventoryError for what is known to fail; print the other findings."""
     from lodger import lint as findings
     from lodger.checks import lint as rules
 

@@ -1,4 +1,4 @@
-"""What tasks share: their options, each written once, the inventory and hosts they name, and how an error ends a task."""
+"""What tasks share: options, each written once, the inventory and hosts that they name, and how an error ends a task."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TaskOption:
-    """One option of several tasks: its name in Python, its value where it is not given, and what it means."""
+    """One option of several tasks: its name in Python, its default, and its help."""
 
     name: str
     default: Any
@@ -43,11 +43,11 @@ HOSTS = (HOST, JSON, HOSTS_DIR)
 RUN = (HOST, DRY_RUN, JSON, HOSTS_DIR, BREAK_LOCK)
 """Tasks that change hosts."""
 LOOK = (HOST, TaskOption("dry_run", False, "name what would be looked at, and contact no host"), JSON, HOSTS_DIR)
-"""Tasks that ask hosts, and change nothing."""
+"""Tasks that check hosts, and change nothing."""
 
 
 class Asked:
-    """What a task was asked, as far as other tasks are asked the same."""
+    """The values of the options that several tasks share."""
 
     def __init__(self, values: Mapping[str, Any]) -> None:
         self.host: str | None = values.get("host")
@@ -64,7 +64,7 @@ class Asked:
 
     @cached_property
     def hosts(self) -> list[Host]:
-        """The hosts of ``--host``. Raises UsageError for none, and for a name that is none."""
+        """The hosts of ``--host``. Raises UsageError for none, and for an unknown name."""
         return chosen(self.fleet, self.host)
 
 
@@ -74,7 +74,7 @@ def inventory(hosts_dir: str | None) -> Fleet:
 
     aimed = os.environ.get("LODGER_HOSTS")
     if hosts_dir and aimed and Path(hosts_dir).resolve() != Path(aimed).resolve():
-        # `lab` aims by LODGER_HOSTS: a flag that quietly won would send a rehearsal to the real hosts.
+        # `lab` sets LODGER_HOSTS: if the flag won silently, a rehearsal would go to the real hosts.
         raise UsageError(
             f"two inventories are named: --hosts-dir {hosts_dir} and LODGER_HOSTS={aimed}",
             hint="give only one; `./ops lab` sets its own: for twins of another inventory, LODGER_HOSTS=DIR ./ops lab TASK",
@@ -83,7 +83,7 @@ def inventory(hosts_dir: str | None) -> Fleet:
 
 
 def chosen(fleet: Fleet, host: str | None) -> list[Host]:
-    """Return the hosts that ``--host NAME[,NAME]|all`` names, each once; raise UsageError for a name that is none."""
+    """Return the hosts that ``--host NAME[,NAME]|all`` names, each once; raise UsageError for an unknown name."""
     there = ", ".join(fleet.hosts)
     if not host:
         raise UsageError("no host is named", hint=f"--host NAME[,NAME]|all; the hosts are: {there}")
@@ -101,7 +101,7 @@ def chosen(fleet: Fleet, host: str | None) -> list[Host]:
 def verb(
     *shared: TaskOption, help: Mapping[str, str] | None = None, positional: Sequence[str] = (), name: str | None = None
 ) -> Callable[[Callable[..., None]], Task[Any]]:
-    """Make a task of a function: it gets what was ``Asked`` by the ``shared`` options, then its own parameters.
+    """Make a task of a function: it gets the ``shared`` options as ``Asked``, then its own parameters.
 
     ``help`` is for its own options, by their names on the command line.
     """
@@ -134,7 +134,7 @@ def verb(
 
 
 def _report(error: LodgerError, verb: str, asked: Mapping[str, Any]) -> None:
-    """Show an error as a sentence, a cause and a hint, in JSON too where that was asked for; raise it again with --debug."""
+    """Show an error as a sentence, a cause and a hint, with --json in JSON too; raise it again with --debug."""
     from lodger.tasks.output import failed, print_json  # noqa: PLC0415  only the error path needs these
     from lodger.terminal import Terminal  # noqa: PLC0415
 

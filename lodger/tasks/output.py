@@ -40,7 +40,7 @@ def as_json(result: RunResult) -> dict[str, Any]:
 
 
 def finish(results: Sequence[RunResult], *, as_json_array: bool) -> None:
-    """Print what each host came to and end with the worst exit code."""
+    """Print the result of each host and end with the worst exit code."""
     from lodger.terminal import Terminal  # noqa: PLC0415  late, like the rest
 
     terminal = Terminal()

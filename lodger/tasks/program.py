@@ -34,7 +34,7 @@ class LodgerProgram(Program):
             super().parse_tasks()
 
     def execute(self) -> None:
-        """Run the tasks; a name that is none is bad usage too."""
+        """Run the tasks; an unknown name is bad usage too."""
         with _usage():
             super().execute()
 
@@ -58,7 +58,7 @@ def main() -> None:
         finally:
             sys.stdout.flush()
     except BrokenPipeError as error:
-        # Whoever reads has seen enough, as in `./ops --list | head`; what is left must not be tried once more at the exit.
+        # The reader has closed the pipe, as in `./ops --list | head`; the rest must not be written again at the exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         ended = error.__context__
         sys.exit(ended.code if isinstance(ended, SystemExit) else 1)

@@ -104,6 +104,8 @@ def test_every_text_stands_in_the_list() -> None:
 # Riddles of before: what they meant is said in the operator's nouns.
 RIDDLES = re.compile(
     r"whose turn|what is told|nothing is known\b|has its turn|is no business of|reads strangely|of nobody\b|in the way of"
+    r"|no name\b|way back|mistake in Lodger|is no time\b|is silent for|at peace|held by a stranger|not spent|unsaid|in no rotation"
+    r"|GPUs back|nobody was told|\binvoke \w|once more|has it now|is well\b|asks for another|unasked|half way"
 )
 
 
