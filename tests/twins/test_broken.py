@@ -136,7 +136,7 @@ def test_a_deploy_that_fails_after_a_killed_rollback_does_not_forget_it(fresh: F
     site.edit("fleet", lambda fleet: fleet["images"]["sglang"].update(digest=f"sha256:{'0' * 64}"))
     failed = site.ops("deploy", "--host", "node1")
     assert failed.code == 1, str(failed)
-    assert "what an earlier run began is still to be finished" in failed.out
+    assert "an earlier run is still unfinished" in failed.out
     assert twin.exec("ls /var/lib/lodger/unfinished.json").stdout
 
     other = site.ops("runbook", "reboot", "--host", "node1", "--json")

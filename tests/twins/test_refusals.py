@@ -86,7 +86,7 @@ def test_host_that_falls_silent_during_a_command_is_given_up(site: Site, clean: 
     finally:
         clean.unpause()
         clean.exec(f"mv {smi}.away {smi}; rm {asked}; pkill -x sleep || true")
-    one_sentence(Ran(process.returncode, out, err), 1, "silent")
+    one_sentence(Ran(process.returncode, out, err), 1, "the host sent nothing for")
 
 
 def test_key_that_the_host_does_not_know(site: Site, clean: Twin, tmp_path: Path) -> None:

@@ -113,7 +113,7 @@ def test_a_mistake_of_our_own_is_undone_and_reported_like_any_failure(
 
 def test_a_ledger_that_cannot_be_read_is_refused_in_json_too(written: Callable[[str], str], site: Site, node1: Twin) -> None:
     name = written("chmod 640 /var/tmp/note/text")
-    for text, what in (("{", "cannot be read"), ("", "cannot be read"), ('{"version": 2}', "is of another version")):
+    for text, what in (("{", "cannot be read"), ("", "cannot be read"), ('{"version": 2}', "has another version")):
         node1.write("/var/lib/lodger/unfinished.json", text)
         ran = site.ops("runbook", name, "--json")
         assert (ran.code, ran.one["outcome"]) == (3, "refused")

@@ -96,7 +96,7 @@ def test_what_one_leaves_unfinished_or_paused_is_ended_by_the_other(twin: Twin, 
 
     ended = site.well("deploy", *HOST, "--json")
 
-    assert "did not finish; going on from where it was" in ended.err
+    assert "did not finish; continuing it" in ended.err
     assert {"release_staged", f"neighbour_replaced({NEIGHBOUR})", "worker_ready(a)"} <= {*ended.one["changed"]}
     assert serves(twin, 30000)
     assert twin.exec(UNFINISHED).stdout == ""

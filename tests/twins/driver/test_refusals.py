@@ -43,5 +43,5 @@ def test_a_dpkg_that_stays_locked_is_a_refusal(old: Twin, site: Site) -> None:
     with faults.dpkg_locked(old):
         before = judge.snapshot(old)
         impatient = "from lodger.states import dpkg_free; dpkg_free.PATIENCE = 3.0"
-        refused(site.ops(*UPGRADE, first=impatient), "dpkg is locked by pid", "python3", "try later")
+        refused(site.ops(*UPGRADE, first=impatient), "dpkg is locked by pid", "python3", "run this again later")
         assert judge.difference(before, judge.snapshot(old)) == []
