@@ -75,7 +75,7 @@ class ConnectionLost(ConnectionFailed):
     """The connection ended while a command ran; what the command did is unknown until facts are read again."""
 
 
-# With several hosts the gravest outcome decides (DESIGN: 4 > 1 > 3 > 2 > 0).
+# With several hosts the gravest outcome decides (4 > 1 > 3 > 2 > 0, as README-ops.md has them).
 _GRAVITY = (0, 2, 3, 1, 4)
 
 

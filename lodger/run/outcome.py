@@ -61,7 +61,7 @@ class RunResult:
 
     @property
     def exit_code(self) -> int:
-        """Return the exit code that DESIGN.md gives this outcome."""
+        """Return the exit code of this outcome, as in the table of README-ops.md."""
         if self.status in {Status.SATISFIED, Status.DONE}:
             return 1 if self.losses else 0
         if self.status is Status.UNDO_FAILED:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ast
 import re
+import subprocess
 import sys
+import textwrap
 from collections import defaultdict
 from pathlib import Path
 
@@ -52,26 +54,19 @@ def test_unit_tests_stand_in_the_rooms_of_what_they_test() -> None:
     assert elsewhere == set()
 
 
-NEW_STATE = '''
-from lodger.states.base import State
-from lodger.states.registry import state
-
-
-@state("tea_ready")
-class TeaReady(State):
-    """A state of nobody's."""
-
-    @classmethod
-    def of(cls, target, item):
-        made = cls()
-        made.name = f"tea_ready({target.host.name})"
-        return made
-'''
+def template() -> str:
+    """Return the class with which CONTRIBUTING.md has a new state begin."""
+    _, _, rest = (CODE / "CONTRIBUTING.md").read_text().partition("   ```python\n")
+    return textwrap.dedent(rest.partition("   ```\n")[0])
 
 
 def test_a_new_state_is_one_file_that_nothing_else_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With its witness and its case that is three files; CONTRIBUTING.md has a class to begin with."""
-    (tmp_path / "tea_ready.py").write_text(NEW_STATE)
+    """The class is the page's; with its witness and its case that is three files."""
+    (tmp_path / "tea_ready.py").write_text(template())
+    linted = subprocess.run(
+        [sys.executable, "-m", "ruff", "check", "--config", str(CODE / "pyproject.toml"), str(tmp_path)], check=False
+    )
+    assert linted.returncode == 0
     monkeypatch.setattr(lodger.states, "__path__", [*lodger.states.__path__, str(tmp_path)])
     monkeypatch.setattr(registry, "_FOUND", dict(registry.states()))
     registry.states.cache_clear()
