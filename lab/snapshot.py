@@ -202,7 +202,7 @@ def files(trees: Iterable[str]) -> Items:
         status = os.lstat(path)
         facts: dict[str, object] = {"mode": oct(status.st_mode), "owner": f"{name_of(status.st_uid)}:{group_of(status.st_gid)}"}
         if stat.S_ISLNK(status.st_mode):
-            facts["link"] = os.readlink(path)  # noqa: PTH115
+            facts["link"] = os.readlink(path)  # noqa: PTH115  path is a string here
         elif stat.S_ISREG(status.st_mode):
             small = status.st_size <= HASHED_UP_TO
             facts["size"] = status.st_size

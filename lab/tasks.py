@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 def _lab() -> Iterator[Lab]:
     """Give the lab of this checkout; end with one sentence, a hint and an exit code when it cannot do what is asked."""
     # Late, so that listing the tasks stays fast.
-    from lab.lab import Lab  # noqa: PLC0415
-    from lab.run import CHECKOUT, LabError  # noqa: PLC0415
-    from lodger.errors import LodgerError  # noqa: PLC0415
+    from lab.lab import Lab  # noqa: PLC0415  `--list` loads no lab
+    from lab.run import CHECKOUT, LabError  # noqa: PLC0415  `--list` loads no lab
+    from lodger.errors import LodgerError  # noqa: PLC0415  `--list` loads no lab
 
     try:
         yield Lab(Path(os.environ.get("LODGER_CHECKOUT") or CHECKOUT))

@@ -107,7 +107,7 @@ class Twin:
         """Reboot in good order, as `systemctl reboot` does; wait until everything is back."""
         before = self._inspect("{{.State.StartedAt}}")
         self.exec(["systemctl", "reboot"], check=False)
-        rebooted = lambda: self.state() == "running" and self._inspect("{{.State.StartedAt}}") != before  # noqa: E731
+        rebooted = lambda: self.state() == "running" and self._inspect("{{.State.StartedAt}}") != before  # noqa: E731  read once, by wait_until
         wait_until(rebooted, f"{self.name} reboots")
         if wait:
             self.wait_ready()

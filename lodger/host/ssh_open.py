@@ -72,7 +72,7 @@ class _Reject(paramiko.MissingHostKeyPolicy):
 
 def _fingerprint(key: paramiko.PKey) -> str:
     import base64  # noqa: PLC0415  only the error path needs these
-    import hashlib  # noqa: PLC0415
+    import hashlib  # noqa: PLC0415  only an error shows it
 
     return base64.b64encode(hashlib.sha256(key.asbytes()).digest()).decode().rstrip("=")
 

@@ -136,7 +136,7 @@ def verb(
 def _report(error: LodgerError, verb: str, asked: Mapping[str, Any]) -> None:
     """Show an error as a sentence, a cause and a hint, with --json in JSON too; raise it again with --debug."""
     from lodger.tasks.output import failed, print_json  # noqa: PLC0415  only the error path needs these
-    from lodger.terminal import Terminal  # noqa: PLC0415
+    from lodger.terminal import Terminal  # noqa: PLC0415  only the error path needs it
 
     if "--debug" in sys.argv or "-d" in sys.argv:
         raise error

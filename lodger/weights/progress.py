@@ -107,7 +107,7 @@ class Screen:
         self._rates: dict[tuple[str, str], Rate] = {}
         if sys.stderr.isatty() if bars is None else bars:
             from rich.console import Console  # noqa: PLC0415  late: only a terminal needs it
-            from rich.progress import (  # noqa: PLC0415
+            from rich.progress import (  # noqa: PLC0415  only a terminal needs it
                 BarColumn,
                 DownloadColumn,
                 Progress,

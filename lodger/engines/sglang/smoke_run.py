@@ -37,7 +37,7 @@ def asking(expected: Mapping[str, Any]) -> Ask:
 
     def ask(url: str, key: Secret | None, progress: Callable[[str], None]) -> SmokeFigures:
         from lodger.engines.client import Client  # noqa: PLC0415  HTTP takes its time, and most tasks do without
-        from lodger.engines.sglang.smoke import smoke  # noqa: PLC0415
+        from lodger.engines.sglang.smoke import smoke  # noqa: PLC0415  a deploy with nothing to do asks no questions
 
         report = smoke(Client(url, key), wanted, progress=lambda check: progress(f"{check.name}: {check.detail}"))
         for check in report.failures:

@@ -84,7 +84,7 @@ def test_a_secret_is_revealed_only_when_asked() -> None:
         ascii,
         lambda secret: f"{secret} {secret!r} {secret!s:>40} {secret:^20}",
         lambda secret: "%s %r" % (secret, secret),  # noqa: UP031  each way of formatting is the point
-        lambda secret: "{} {!r}".format(secret, secret),  # noqa: UP032
+        lambda secret: "{} {!r}".format(secret, secret),  # noqa: UP032  str.format is what is tried
         lambda secret: str([secret, {"key": secret}, (secret,)]),
         lambda secret: repr(run("cat", stdin=secret)),
         lambda secret: str(run("cat", stdin=secret)),

@@ -47,7 +47,7 @@ def test_no_name_that_passes_leaves_the_folder_or_breaks_a_line(path: str) -> No
         pure = PurePosixPath("/models/M") / path
         assert ".." not in pure.parts
         assert str(pure) == f"/models/M/{path}"
-        assert pure.parts[:3] == ("/", "models", "M") and len(pure.parts) > 3  # noqa: PT018
+        assert pure.parts[:3] == ("/", "models", "M") and len(pure.parts) > 3  # noqa: PT018  one thought
         assert not {"\n", "\t", "\0", "\r"} & set(path)
         assert len(Planned(path, 1, Hash("none")).key.encode()) < 200
 
