@@ -32,7 +32,7 @@ _SHELL, _SHELL_MAY = {"name", "check", "run"}, {"undo", "timeout"}
 
 @dataclass(frozen=True)
 class Block:
-    """One ``state`` block: the names in it, what it is repeated for, its witnesses, and where it stands.
+    """One ``state`` block: the names in it, what it is repeated for, its witnesses, and its line.
 
     ``shell`` has the scripts of a state that the runbook defines itself, and is empty for all others.
     """

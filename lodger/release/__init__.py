@@ -1,1 +1,1 @@
-"""The files of a release, and what of it stands on a host."""
+"""The files of a release, and what of it is on a host."""

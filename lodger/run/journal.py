@@ -17,7 +17,7 @@ from lodger import checkout
 from lodger.errors import LodgerError
 from lodger.host.command import Result
 
-FIRST = "0" * 64  # what stands for the line before the first
+FIRST = "0" * 64  # the hash before the first line
 _SHOWN = 4000  # characters of a command's output that are kept
 
 

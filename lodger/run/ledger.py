@@ -1,4 +1,4 @@
-"""The ledger of an unfinished run, as it stands on a host."""
+"""The ledger of an unfinished run, read from a host."""
 
 from __future__ import annotations
 

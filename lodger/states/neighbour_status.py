@@ -1,4 +1,4 @@
-"""How a neighbour stands under its own manager, and the commands that change it: nobody is stopped but through its owner."""
+"""The status of a neighbour under its own manager, and the commands that change it: it is stopped only through that."""
 
 from __future__ import annotations
 

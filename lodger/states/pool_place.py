@@ -51,7 +51,10 @@ class PoolKey:
         """
         changes = bool(self.mark) and key_in_use(read[held_keys_fact(self.pool)]) != self.mark
         return [
-            Blocker(f"{other.name} does not use the key that its pool is to use", hint="deploy its host in the same command")
+            Blocker(
+                f"{other.name} does not use the key that its pool is to use",
+                hint="deploy its host in the same command: --host NAME,NAME",
+            )
             for other in others
             if not other.changing and (isinstance(told.get(other.url), OtherKey) if not changes else bool(told.get(other.url)))
         ]
@@ -157,7 +160,11 @@ class PoolPlace:
             if differs and not member.changing:
                 what = f"{member.name} does not serve the same as the rest of its pool would"
                 found.append(
-                    Blocker(what, ", ".join(differs), f"deploy its host in the same command, or ask who runs {member.url}")
+                    Blocker(
+                        what,
+                        ", ".join(differs),
+                        f"deploy its host in the same command (--host NAME,NAME), or ask who runs {member.url}",
+                    )
                 )
         routers = [PoolMember(f"the router at {entry.router}", entry.router, entry.changing) for entry in self.entries]
         identities, rotation = read[self.identities], read[self.rotation]
